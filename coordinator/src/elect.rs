@@ -88,7 +88,7 @@ impl Elect {
                 life = self.lookout.answer() => self.election.hear_leader(life),
                 () = sleep(Duration::from_millis(pause)) => {}
                 Some(term) = self.later_terms.recv() => {
-                    tracing::warn!(term, "nodes know tables of a later term: this coordinator leads on in a term after it");
+                    tracing::warn!(term, "nodes know tables of a later term: this coordinator leads on in a term after that");
                     self.election.heard_of(term, self.uptime.now());
                 }
                 () = &mut stop => break,
@@ -127,7 +127,7 @@ impl Elect {
         drop(membership);
         match (led, leads) {
             (led, Some(term)) if led != leads => tracing::info!(term, "this coordinator leads"),
-            (Some(term), None) => tracing::warn!(term, "this coordinator leads no more"),
+            (Some(term), None) => tracing::warn!(term, "this coordinator no longer leads"),
             _ => {}
         }
         let leader = self.election.leader(now).cloned();

@@ -188,11 +188,12 @@ async fn ask(
     member: &Member,
     request: &PeerRequest,
 ) -> Result<PeerResponse, String> {
-    let lost = || "the node is not reached".to_owned();
+    let lost = || "the coordinator does not reach the node".to_owned();
     let connection = nodes.connection(table, member.number).await.ok_or_else(lost)?;
     if connection.version() < request.since() {
         // The connection stays usable.
-        let why = format!("it speaks {}, which lacks this answer: upgrade the node", connection.version());
+        let why =
+            format!("the node speaks {}, which lacks this answer: upgrade the node", connection.version());
         return Ok(PeerResponse::Refused(why));
     }
     let (mut send, mut receive) = connection.quic().open_bi().await.map_err(|_| lost())?;
@@ -210,7 +211,7 @@ fn said(answer: PeerResponse) -> Result<Vec<u8>, String> {
             let pins: Vec<PinnedThere> = pins.iter().map(PinnedThere::of).collect();
             serde_json::to_vec(&pins).map_err(|error| error.to_string())
         }
-        _ => Err("the node answers something else".to_owned()),
+        _ => Err("the node sent an unexpected answer".to_owned()),
     }
 }
 

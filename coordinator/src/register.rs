@@ -61,7 +61,7 @@ pub(crate) async fn ask(register: &impl Register, ask: &RegisterOp, deadline: Du
             let causes =
                 std::iter::successors(Some(&*error as &(dyn Error + 'static)), |&error| error.source());
             let error = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
-            tracing::warn!(error, "the election's register does not answer well");
+            tracing::warn!(error, "the election's register answers with an error");
             RegisterAnswer::Failed
         }
         Err(_) => {

@@ -52,12 +52,20 @@ impl Reloads {
                     tracing::info!(by, key, before, after, "a setting has changed");
                 }
                 for key in at_restart {
-                    tracing::warn!(by, key, "this setting counts from the next start on");
+                    tracing::warn!(
+                        by,
+                        key,
+                        "this setting takes effect at the next start: restart this process"
+                    );
                 }
             }
             Err(error) => {
                 self.0.audit.note(by, "reload", "", Err(error));
-                tracing::error!(by, error, "the configuration is not taken: nothing has changed");
+                tracing::error!(
+                    by,
+                    error,
+                    "the configuration is refused, and nothing has changed: correct the file"
+                );
             }
         }
         reloaded
@@ -123,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_changes_and_the_rest_is_named() {
+    fn the_patience_of_membership_changes_at_once_and_other_settings_are_named() {
         let (running, mut new) = (Config::default(), Config::default());
         new.membership.remove_after_ms = 60_000;
         new.membership.heartbeat_ms = 500;

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_count() {
+    fn each_node_gets_partitions_in_proportion_to_its_weight() {
         let nodes = [1, 2, 5].map(|weight| Weighted { node: NodeNumber(weight as u16), weight });
         let loads = loads(&assign(&[], &nodes));
         for node in nodes {

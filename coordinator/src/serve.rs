@@ -102,7 +102,7 @@ impl Server {
             }
             _ => {
                 self.metrics.rejected("not_allowed");
-                tracing::warn!(peer = %connection.peer(), %remote, "this role may not follow in this way");
+                tracing::warn!(peer = %connection.peer(), %remote, "a process sent a message that its role may not send to a coordinator");
             }
         }
     }
@@ -237,7 +237,7 @@ impl Server {
                         node = name,
                         member = %other,
                         rival = %address,
-                        "a process wants to join under the name of a member: it may join once the member is silent"
+                        "a process wants to join under the name of a member, and may join once the member is silent"
                     );
                 }
                 CoordinatorMessage::InUse(InUse { address: other, retry_after_ms })

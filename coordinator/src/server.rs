@@ -57,7 +57,7 @@ pub struct Ready {
 #[non_exhaustive]
 pub enum ServeError {
     /// The address cannot be used.
-    #[error("cannot listen on {listen}: is another process there?")]
+    #[error("cannot listen on {listen}: does another process use it?")]
     Listen {
         /// The address.
         listen: SocketAddr,
@@ -82,7 +82,7 @@ pub enum ServeError {
     #[error(transparent)]
     State(#[from] StateError),
     /// The console's token cannot be used.
-    #[error("cannot use the console's token in {}: the file has a token and nothing else", path.display())]
+    #[error("cannot use the console's token in {}: the file must have a token and nothing else", path.display())]
     Token {
         /// The file.
         path: PathBuf,
@@ -91,12 +91,12 @@ pub enum ServeError {
     },
     /// Some of the settings of the console's admin are missing, or the certificate is not an admin's.
     #[error(
-        "the console changes nodes with all of [http] console_admin_token_file, console_admin_certificate and console_admin_key, or not at all; the certificate is an admin's: `larder ca issue admin NAME`"
+        "[http] console_admin_token_file, console_admin_certificate and console_admin_key go together: set all three, or none. The certificate must be an admin's: `larder ca issue admin NAME`"
     )]
     ConsoleAdmin,
     /// This program was built without tokenizers.
     #[error(
-        "this program was built without tokenizers, so leave out `console_tokenizers` in [http], or build it with `--features tokenizers`"
+        "this program was built without tokenizers: remove `console_tokenizers` from [http], or build the program with `--features tokenizers`"
     )]
     NoTokenizers,
     /// No thread for tokenizers.
@@ -499,7 +499,7 @@ async fn keep(
             return error;
         }
         if is_own && !membership.lock().leads(uptime.now()) {
-            tracing::warn!(epoch = %table.epoch, "a table came too late: this coordinator leads no more");
+            tracing::warn!(epoch = %table.epoch, "a table was made too late: this coordinator no longer leads");
             membership.lock().resign();
             continue;
         }

@@ -29,11 +29,11 @@ pub enum TokenizerError {
     #[error("cannot read the tokenizer's file")]
     Read(#[from] io::Error),
     /// The file is too large.
-    #[error("the tokenizer has more than {MAX_FILE_BYTES} bytes")]
+    #[error("the tokenizer's file has more than {MAX_FILE_BYTES} bytes")]
     TooLarge,
     /// The file is no tokenizer.
     #[error(
-        "the tokenizer is not understood: {why}; it should be a tokenizer.json, as Hugging Face's tokenizers write it"
+        "cannot read the tokenizer: {why}; the file must be a tokenizer.json of Hugging Face's tokenizers"
     )]
     Wrong {
         /// The fault.

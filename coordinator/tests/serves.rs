@@ -535,7 +535,7 @@ fn the_audit_log_says_who_changed_what() {
         let new = "membership.suspect_after_ms = 400";
         assert!(lines.iter().any(|line| line["action"] == "reload" && line["what"] == new), "{text}");
         assert!(has("admin me", "reload", "", "coordinator.toml"), "{text}");
-        assert!(has("console of admin web", "set_policy", "sieve at node-0", "not reached"), "{text}");
+        assert!(has("console of admin web", "set_policy", "sieve at node-0", "does not reach"), "{text}");
     });
 }
 

@@ -85,7 +85,7 @@ pub enum MemoryError {
     },
     /// There is no memory for a write window.
     #[error(
-        "cannot get {bytes} bytes of memory for a write window: the host has too little, or lower [session] max_window_bytes"
+        "cannot get {bytes} bytes of memory for a write window: free memory on the host, or lower [session] max_window_bytes"
     )]
     Window {
         /// The size.

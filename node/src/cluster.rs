@@ -220,7 +220,9 @@ impl Cluster {
         if let Some(Sharing { peer, directory, .. }) = &self.sharing {
             let services = self.services(actors, directory, drains, (reloads, purges, show));
             if peer.send(Serve(services)).await.is_err() {
-                tracing::error!("the peer thread ended before it served");
+                tracing::error!(
+                    "the peer thread ended before it served: this node shares no chunks; start it again"
+                );
             }
         }
         let port = self.endpoint.local_address().port();

@@ -202,7 +202,7 @@ impl DeviceLane {
         if self.thread.is_none() {
             *lock(&self.lost) = None;
             self.thread = Some(self.start().map_err(|error| {
-                tracing::error!(%error, "no thread for a device");
+                tracing::error!(%error, "cannot start the thread of a device");
                 Busy
             })?);
         }

@@ -110,7 +110,7 @@ impl Drains {
             DrainCommand::Start(start) => {
                 self.start(start)?;
                 let DrainStart { within_ms, then, .. } = start;
-                tracing::info!(admin, within_ms, ?then, "an admin has this node drain");
+                tracing::info!(admin, within_ms, ?then, "an admin starts a drain of this node");
             }
             DrainCommand::Cancel => {
                 if self.report().is_over || self.0.wish.borrow().is_some_and(|wish| wish.is_stopping) {
@@ -119,7 +119,7 @@ impl Drains {
                 if self.0.wish.send_replace(None).is_none() {
                     return Err("the node does not drain".to_owned());
                 }
-                tracing::info!(admin, "an admin has this node drain no more");
+                tracing::info!(admin, "an admin cancels the drain of this node");
             }
         }
         Ok(self.report())
@@ -134,10 +134,12 @@ impl Drains {
         }
         let Known { table, own, .. } = self.0.known.borrow().clone();
         if table.member(own).is_none() {
-            return Err("the node is no member of its cluster: nobody would take its chunks".to_owned());
+            return Err(
+                "the node is no member of its cluster, so no other node would take its chunks".to_owned()
+            );
         }
         if self.takers().is_empty() {
-            return Err("every other node drains or is gone: nobody would take its chunks; to end it all the same, stop its process".to_owned());
+            return Err("every other node drains or is gone, so no other node would take its chunks: to end this node nevertheless, stop its process".to_owned());
         }
         let within = Duration::from_millis(within_ms.min(MOST_WITHIN_MS));
         self.wish(Wish {

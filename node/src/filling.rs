@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_waits_for_memory_that_nobody_wants() {
+    async fn filling_stops_when_nobody_takes_the_memory() {
         let (progress, (arrivals, arrived)) =
             (Arc::new(MemoryProgress::new(2 << 30)), mpsc::channel(1 << 10));
         drop(arrived);

@@ -256,7 +256,7 @@ async fn healthy() -> &'static str {
 /// The node is ready if all memory is there, every actor answers, and the node does not drain.
 async fn ready(state: Data<Arc<HttpState>>) -> HttpResponse {
     if state.actors.get().is_none() {
-        return HttpResponse::ServiceUnavailable().body("the node starts\n");
+        return HttpResponse::ServiceUnavailable().body("the node is still starting: try again\n");
     }
     if !state.filling.is_done() {
         return HttpResponse::ServiceUnavailable().body(format!("{}\n", state.filling.text()));
@@ -285,10 +285,11 @@ async fn metrics(state: Data<Arc<HttpState>>) -> actix_web::Result<HttpResponse>
 /// The held chunks, then the changes, as server-sent events.
 async fn events(state: Data<Arc<HttpState>>, request: HttpRequest) -> HttpResponse {
     let Some(actors) = state.actors.get() else {
-        return HttpResponse::ServiceUnavailable().body("the node starts\n");
+        return HttpResponse::ServiceUnavailable().body("the node is still starting: try again\n");
     };
     let Ok(place) = Arc::clone(&state.followers).try_acquire_owned() else {
-        let full = format!("{MAX_FOLLOWERS} follow the events already\n");
+        let full =
+            format!("{MAX_FOLLOWERS} clients follow the events already, the most: end one, or try again\n");
         return HttpResponse::ServiceUnavailable().body(full);
     };
     let busy = request.conn_data::<Open>().map(Open::busy);

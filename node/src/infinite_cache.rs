@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_asked_is_no_token() {
+    fn without_lookups_no_tokens_are_counted() {
         assert_eq!(ReuseWindows::default().tokens(Period::Hour, Millis(0)), Tokens::default());
     }
 

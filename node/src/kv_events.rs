@@ -289,7 +289,7 @@ impl KvEvents {
         let mut serializer = rmp_serde::Serializer::new(&mut payload).with_struct_map();
         let events: Vec<_> = events.iter().map(|event| event.told(self.hashes)).collect();
         if let Err(error) = (seconds, events, device).serialize(&mut serializer) {
-            tracing::error!(%error, "an event cannot be written");
+            tracing::error!(%error, "an event cannot be encoded");
         }
         payload.into()
     }

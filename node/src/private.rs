@@ -26,12 +26,12 @@ pub(crate) fn take_from_others(file: &File, path: &Path) {
         let mode = file.metadata()?.permissions().mode();
         if mode & OTHERS != 0 {
             file.set_permissions(Permissions::from_mode(mode & 0o700))?;
-            tracing::warn!(path = %path.display(), "others could use this file: now only this user can");
+            tracing::warn!(path = %path.display(), "other users could use this file: the node has removed their permissions");
         }
         io::Result::Ok(())
     };
     if let Err(error) = tighten() {
-        tracing::warn!(%error, path = %path.display(), "others may use this file: take their rights away");
+        tracing::warn!(%error, path = %path.display(), "other users may use this file: remove their permissions (chmod go=)");
     }
 }
 

@@ -114,7 +114,7 @@ impl Processes {
 
     async fn wait_for_exit(self, id: ProcessId, exit: Exit) {
         if let Err(error) = exit.wait().await {
-            tracing::error!(process = id.0, %error, "cannot watch a process: its memory stays quarantined");
+            tracing::error!(process = id.0, %error, "cannot watch a process: its memory stays quarantined until the node starts again");
             return;
         }
         let process = {

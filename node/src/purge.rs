@@ -101,7 +101,7 @@ impl Purges {
     fn heard_of(&self, purge: u64) -> Result<Purge, String> {
         let mut last = self.last();
         if last.report.purge != purge {
-            return Err("another purge was begun since".to_owned());
+            return Err("another purge began meanwhile".to_owned());
         }
         last.heard = self.0.clock.elapsed();
         Ok(last.clone())
@@ -163,7 +163,7 @@ impl Purges {
                     let page = PurgeStep::Page { purge, scope: scope.clone(), mode, from: at };
                     let page = actor.send(Errand::new(|actor, ctx| actor.purge_page(page, ctx))).await;
                     let Some((page, under_way)) = page.ok().flatten().flatten() else {
-                        return Err("an actor fails: its log says why".to_owned());
+                        return Err("an actor failed: the node's log says why".to_owned());
                     };
                     from = page.next;
                     writes += under_way * u64::from(page.next.is_none());
@@ -176,7 +176,7 @@ impl Purges {
             }
             sleep(LOOK_EVERY).await;
         }
-        Err("chunks of it are written and read again and again: end the engines that do so first".to_owned())
+        Err("engines keep writing and reading the purged chunks: end these engines first".to_owned())
     }
 
     /// Removes a purge's records from an actor's disk, and returns their number.
@@ -200,7 +200,7 @@ impl Purges {
                 Err(Refused::Busy) => sleep(LOOK_EVERY).await,
                 Err(Refused::Closed) => {
                     return Err(
-                        "the disk tier is closed: its chunks come back if it is opened again".to_owned()
+                        "the disk tier is closed: its chunks come back if the tier opens again, so purge again then".to_owned()
                     );
                 }
                 Ok(segment) => {
@@ -237,11 +237,13 @@ impl Purges {
         });
         let left = |why: &dyn std::fmt::Display| format!("objects are left in the object store: {why}");
         match ordered {
-            Err(Refused::Busy) => Err(left(&"it has too much to do")),
-            Err(Refused::Closed) => Err(left(&"it is left alone at the moment")),
+            Err(Refused::Busy) => Err(left(&"the store has too much to do; purge again")),
+            Err(Refused::Closed) => {
+                Err(left(&"the node leaves the store alone after failures; purge again later"))
+            }
             Ok(purged) => match purged.await {
                 Ok(purged) => purged.map_err(|trouble| left(&trouble)),
-                Err(_) => Err(left(&"its thread failed")),
+                Err(_) => Err(left(&"the thread of the object tier failed")),
             },
         }
     }

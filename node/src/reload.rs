@@ -112,15 +112,23 @@ impl Reloads {
                     tracing::info!(by, key, before, after, "a setting has changed");
                 }
                 for key in at_restart {
-                    tracing::warn!(by, key, "this setting counts from the next start on");
+                    tracing::warn!(
+                        by,
+                        key,
+                        "this setting takes effect at the next start: restart this process"
+                    );
                 }
                 if applied.is_empty() && at_restart.is_empty() {
-                    tracing::info!(by, "the configuration is the one in force");
+                    tracing::info!(by, "the configuration has not changed");
                 }
             }
             Err(error) => {
                 self.0.audit.note(by, "reload", "", Err(error));
-                tracing::error!(by, error, "the configuration is not taken: nothing has changed");
+                tracing::error!(
+                    by,
+                    error,
+                    "the configuration is refused, and nothing has changed: correct the file"
+                );
             }
         }
         reloaded

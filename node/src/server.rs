@@ -292,7 +292,7 @@ fn raise_open_files() {
     if current != maximum
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
     {
-        tracing::warn!(?current, %error, "cannot raise the limit of open files");
+        tracing::warn!(?current, %error, "cannot raise the limit of open files to the system's maximum");
     }
 }
 
@@ -374,7 +374,7 @@ async fn wait_for_sessions(actors: &[SessionActor]) {
         }
     };
     if tokio::time::timeout(STOP_WITHIN, ended).await.is_err() {
-        tracing::warn!(sessions = open(), "sessions are still open");
+        tracing::warn!(sessions = open(), "the node stops although sessions are still open");
     }
 }
 

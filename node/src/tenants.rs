@@ -211,7 +211,7 @@ impl Doors {
                     Ok(listener) => self.listen(number, listener),
                     Err(error) => {
                         let socket = tenant.socket.display();
-                        tracing::error!(tenant = tenant.name, %socket, %error, "the tenant's socket is lost");
+                        tracing::error!(tenant = tenant.name, %socket, %error, "the tenant's former socket cannot be made again, so no engine reaches the tenant: start the node again");
                     }
                 }
             }

@@ -27,7 +27,7 @@ impl Drop for Joined {
         let Some(thread) = self.0.take() else { return };
         let name = thread.thread().name().map(str::to_owned);
         if thread.join().is_err() {
-            tracing::error!(name, "a thread panicked outside of any order");
+            tracing::error!(name, "a thread panicked outside of any order; please report this line");
         }
     }
 }
@@ -82,8 +82,8 @@ pub fn name(name: &str) {
 pub fn pin_or_warn(cpus: &CpuSet) {
     match pin(cpus).and_then(|()| pinned_to()) {
         Ok(real) if real == *cpus => {}
-        Ok(real) => tracing::warn!(asked = %cpus, %real, "a thread runs on other CPUs than asked"),
-        Err(error) => tracing::warn!(asked = %cpus, %error, "a thread cannot be pinned"),
+        Ok(real) => tracing::warn!(asked = %cpus, %real, "a thread runs on other CPUs than it should"),
+        Err(error) => tracing::warn!(asked = %cpus, %error, "a thread cannot be pinned to its CPUs"),
     }
 }
 

@@ -61,7 +61,7 @@ await page.getByRole("heading", { name: `Lookups of ${named}` }).waitFor();
 await page.goto(`${address}#cluster`);
 await page.getByRole("group", { name: "The last hour" }).getByText(/tokens asked: /).waitFor();
 await page.getByRole("table", { name: "Lost nodes" }).getByRole("row", { name: /node-1/ }).waitFor();
-await page.getByRole("region", { name: "Advice" }).getByText(/start it again/).waitFor();
+await page.getByRole("region", { name: "Advice" }).getByText(/start the node again/).waitFor();
 await page.getByLabel("Colour by").selectOption("packets lost");
 await links.getByText(/\d %/).first().waitFor();
 await page.getByLabel("Colour by").selectOption("round trip");
@@ -80,7 +80,7 @@ await picture("prompt");
 say("prompt", await page.getByText(/All nodes together hold/).innerText());
 await page.getByLabel(/Token ids/).fill(Array.from({ length: 1024 }, (_, token) => token).join(" "));
 await page.getByRole("button", { name: "Look up" }).click();
-await page.getByText(/engines alone hash the chunks/).waitFor();
+await page.getByText(/only engines hash the chunks/).waitFor();
 // The text of a prompt, by the tokenizer of its namespace's model. No engine of that model is here: the namespace is made up.
 const made = { tenant: "default", model: "two/words", fingerprint: "ab".repeat(32), chunk_tokens: 16, hash: { name: "larder" }, sessions: 0, chunks: 0 };
 await page.route("**/console/nodes?path=%2Fnamespaces", async (route) => {
@@ -92,14 +92,14 @@ await page.route("**/console/nodes?path=%2Fnamespaces", async (route) => {
 const words = page.locator("select option", { hasText: "two/words" });
 await page.getByLabel("Namespace").selectOption(await words.getAttribute("value"));
 for (const [kind, tokens] of [["text", 41], ["bare", 40]]) {
-  await page.getByLabel("What it is").selectOption(kind);
+  await page.getByLabel("Kind of input").selectOption(kind);
   await page.getByLabel("The prompt's text").fill("a chunk ".repeat(20));
   await page.getByRole("button", { name: "Look up" }).click();
   await page.getByText(new RegExp(`The text has ${tokens} tokens\\. All nodes together hold 0 of 2 chunks`)).waitFor();
 }
 say("text", await page.getByText(/The text has/).innerText());
 await page.unroute("**/console/nodes?path=%2Fnamespaces");
-await page.getByLabel("What it is").selectOption("ids");
+await page.getByLabel("Kind of input").selectOption("ids");
 
 await page.goto(`${address}#tenants`);
 await heading("Tenants and namespaces");
@@ -262,7 +262,7 @@ assert.deepEqual([await alpha(10, 10), await alpha(10, 107)], [0, 0], "and to no
 await dots.hover({ position: { x: 1, y: 1 } });
 const advice = page.getByRole("region", { name: "Advice" });
 await advice.getByRole("listitem").filter({ hasText: "node-7: clock: it is not synchronised. Run chrony." }).waitFor();
-await advice.getByText("Doctor notes what could be better at hosts: 1").click();
+await advice.getByText("Notes of larder doctor about the hosts: 1").click();
 await advice.getByText("node-0, node-1, node-2, node-3, node-4 and 250 more").waitFor();
 const chunks = await longest(async () => {
   await page.keyboard.press("2");

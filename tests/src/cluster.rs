@@ -165,7 +165,7 @@ impl Cluster {
     /// # Errors
     /// Fails if there is no node, or it cannot be signalled.
     pub fn stop_last_node(&mut self) -> anyhow::Result<ExitStatus> {
-        self.nodes.pop().context("there is a node")?.stop()
+        self.nodes.pop().context("there is no node")?.stop()
     }
 
     /// Waits until the last node ends by itself; returns how it ended.
@@ -173,8 +173,9 @@ impl Cluster {
     /// # Errors
     /// Fails if there is no node, or the system does not say how it ended.
     pub fn wait_for_end_of_last_node(&mut self) -> anyhow::Result<ExitStatus> {
-        let mut node = self.nodes.pop().context("there is a node")?;
-        wait::until("the node ends", || node.ended().transpose()).context("the system says how it ended")
+        let mut node = self.nodes.pop().context("there is no node")?;
+        wait::until("the node ends", || node.ended().transpose())
+            .context("the system does not say how the node ended")
     }
 
     /// The folder of the authority's files, and of the certificates and keys of the processes.
@@ -292,7 +293,8 @@ fn members_known(node: &Server) -> Option<usize> {
 
 pub(crate) fn credentials(ca_pem: &str, issued: &Issued) -> anyhow::Result<Credentials> {
     let (certificate, key) = (issued.certificate_pem.as_bytes(), issued.key_pem.as_bytes());
-    Credentials::from_pem(ca_pem.as_bytes(), certificate, key).context("credentials of the test's own")
+    Credentials::from_pem(ca_pem.as_bytes(), certificate, key)
+        .context("cannot use the test's own credentials")
 }
 
 /// Writes the certificate and key of a process.

@@ -39,7 +39,7 @@ impl EngineProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let stdout = child.stdout.take().context("it has a standard output")?;
+        let stdout = child.stdout.take().context("the engine has no standard output")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         anyhow::ensure!(line == "done\n", "the engine could not {deed}");
@@ -106,7 +106,7 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
         }
         // Fills the arena, then is idle.
         "fill" => {
-            let window = Mapping::writable(window.context("it has a window")?.as_fd(), 1 << 20)?;
+            let window = Mapping::writable(window.context("the session has no window")?.as_fd(), 1 << 20)?;
             for name in 0..8 {
                 put(&mut session, &registered, &window, &prompt(name, 128))?;
             }
@@ -121,7 +121,7 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
         }
         // Has the node copy chunks between the arena and memory that stands for a GPU's.
         "load by gpu" => {
-            let window = Mapping::writable(window.context("it has a window")?.as_fd(), 1 << 20)?;
+            let window = Mapping::writable(window.context("the session has no window")?.as_fd(), 1 << 20)?;
             put(&mut session, &registered, &window, &hashes[..2])?;
             load_by_gpu(&mut session, &registered, &hashes[..2])?;
         }

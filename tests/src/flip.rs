@@ -53,8 +53,10 @@ impl Arena {
         let maps = read_to_string(format!("/proc/{pid}/maps"))?;
         let mut ranges = Vec::new();
         for line in maps.lines().filter(|line| line.contains("memfd:larder-arena")) {
-            let (start, end) =
-                line.split_once(' ').and_then(|(range, _)| range.split_once('-')).context("a range")?;
+            let (start, end) = line
+                .split_once(' ')
+                .and_then(|(range, _)| range.split_once('-'))
+                .context("the line has no range of addresses")?;
             ranges.push(u64::from_str_radix(start, 16)?..u64::from_str_radix(end, 16)?);
         }
         anyhow::ensure!(!ranges.is_empty(), "the process has no arena");

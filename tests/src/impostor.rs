@@ -78,7 +78,9 @@ impl Impostor {
                 };
                 let number = tokio::time::timeout(PATIENCE, announced).await;
                 // The test may have given up.
-                _ = joined.send(number.context("it was not taken in").and_then(|number| number));
+                _ = joined.send(
+                    number.context("the coordinator did not let the impostor join").and_then(|number| number),
+                );
                 _ = stopped.await;
             };
             LocalSet::new().block_on(&runtime, run);
@@ -262,7 +264,7 @@ impl Member {
         table: &Table,
         changes: Vec<RowChange>,
     ) -> anyhow::Result<bool> {
-        let address = table.member(node).context("homes are members")?.peer;
+        let address = table.member(node).context("the home is not a member")?.peer;
         let home = self.endpoint.connect(address, Role::Node, None).await?;
         let announce = PeerRequest::Announce(vec![Announce {
             holder: self.holder(),

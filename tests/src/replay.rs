@@ -84,7 +84,7 @@ impl Replay {
     /// # Errors
     /// Fails if the system does not say.
     pub fn is_under_way(&mut self) -> anyhow::Result<bool> {
-        let child = self.child.as_mut().context("it was not waited for")?;
+        let child = self.child.as_mut().context("the replay has ended already")?;
         Ok(child.try_wait()?.is_none())
     }
 
@@ -93,7 +93,7 @@ impl Replay {
     /// # Errors
     /// Fails if the replay printed no report.
     pub fn finish(mut self) -> anyhow::Result<(Value, Option<i32>)> {
-        let child = self.child.take().context("it was not waited for")?;
+        let child = self.child.take().context("the replay has ended already")?;
         let Output { status, .. } = child.wait_with_output()?;
         let said = std::fs::read_to_string(self.dir.path().join("log"))?;
         let report = std::fs::read(self.dir.path().join("report.json"))?;

@@ -24,13 +24,14 @@ impl S3Server {
         let mut command = Command::new(program);
         command.args(["-H", "127.0.0.1", "-p", "0"]).stdout(Stdio::null()).stderr(Stdio::piped());
         let Ok(mut process) = command.spawn() else { return Ok(None) };
-        let mut lines = BufReader::new(process.stderr.take().context("its error output is piped")?).lines();
+        let mut lines =
+            BufReader::new(process.stderr.take().context("the server's error output is not piped")?).lines();
         let said =
             |line: std::io::Result<String>| Some(line.ok()?.split_once("Running on http://")?.1.to_owned());
         let address = lines.find_map(said);
         // A thread reads its later output, so that the server never waits for a reader.
         std::thread::spawn(move || lines.for_each(drop));
-        let address = address.context("it says where it listens")?.trim().to_owned();
+        let address = address.context("the server does not say its address")?.trim().to_owned();
         let server = Self { process, address };
         server.make_bucket()?;
         Ok(Some(server))

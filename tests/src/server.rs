@@ -40,7 +40,7 @@ impl Server {
         environment: &[(String, String)],
     ) -> anyhow::Result<Self> {
         let mut started = Self::spawn(program, kind, config, environment, Stdio::piped())?;
-        let stdout = started.child.stdout.take().context("it has a standard output")?;
+        let stdout = started.child.stdout.take().context("the server has no standard output")?;
         let (said, line) = mpsc::channel();
         std::thread::spawn(move || {
             let mut line = String::new();
@@ -199,7 +199,7 @@ pub fn get(http: &str, path: &str) -> anyhow::Result<String> {
 /// # Errors
 /// Fails if there is no such process.
 pub fn signal(pid: u32, signal: Signal) -> anyhow::Result<()> {
-    let pid = Pid::from_raw(i32::try_from(pid)?).context("it has a number")?;
+    let pid = Pid::from_raw(i32::try_from(pid)?).context("the process has no number")?;
     Ok(kill_process(pid, signal)?)
 }
 

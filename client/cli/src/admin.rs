@@ -63,7 +63,10 @@ pub(crate) fn credentials(files: &CredentialFiles) -> anyhow::Result<Credentials
     let credentials = Credentials::load(files).context(Usage("cannot use the certificate".into()))?;
     let role = credentials.identity().role;
     if role != Role::Admin {
-        return Err(Usage(format!("the certificate belongs to a {role}; only an admin may do this")).into());
+        return Err(Usage(format!(
+            "the certificate belongs to a {role}; only an admin may do this: `larder ca issue admin NAME`"
+        ))
+        .into());
     }
     Ok(credentials)
 }
@@ -98,7 +101,7 @@ impl AdminLink {
             anyhow::Ok(read_message(&mut receive).await?)
         };
         match timeout(PATIENCE, answer).await.map_err(|_| late(&self.peer))?? {
-            Some(PeerResponse::Refused(why)) => bail!("refused: {why}"),
+            Some(PeerResponse::Refused(why)) => bail!("the node refuses: {why}"),
             Some(PeerResponse::Busy(_)) => bail!("the node has too much to do: try again"),
             Some(answer) => Ok(answer),
             None => bail!("the node sent no answer"),
@@ -134,7 +137,10 @@ pub(crate) async fn ask_at(
 }
 
 fn late(peer: &str) -> anyhow::Error {
-    anyhow::anyhow!("no answer from {peer} within {} s; does it share chunks?", PATIENCE.as_secs())
+    anyhow::anyhow!(
+        "no answer from {peer} within {} s: see `larder status`, and check that UDP packets reach this address",
+        PATIENCE.as_secs()
+    )
 }
 
 /// The time in which a node must answer.

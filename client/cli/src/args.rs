@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_prints_json_but_servers_and_what_prints_scripts() {
+    fn every_command_but_servers_and_completions_prints_json() {
         let mut found = Vec::new();
         leaves(&Larder::command(), "", &mut found);
         let without =

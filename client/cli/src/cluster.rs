@@ -85,7 +85,7 @@ pub(crate) fn ask_coordinator(addresses: &impl Display) -> anyhow::Result<(Value
         }
         asked.push(address);
     }
-    follower.ok_or_else(|| error.unwrap_or_else(|| anyhow!("no coordinator is named")))
+    follower.ok_or_else(|| error.unwrap_or_else(|| anyhow!("no coordinator is given")))
 }
 
 /// The answer of the first coordinator that gives one. For questions that every coordinator can answer.
@@ -96,7 +96,7 @@ pub(crate) fn first_answer<'a, T>(
     coordinators: impl Iterator<Item = &'a HostPort>,
     ask: impl Fn(&HostPort) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let mut last = Err(anyhow!("no coordinator is named"));
+    let mut last = Err(anyhow!("no coordinator is given"));
     for coordinator in coordinators {
         last = ask(coordinator);
         if last.is_ok() {
@@ -154,8 +154,8 @@ pub(crate) fn ask_member(member: &Member) -> anyhow::Result<(Value, NodeStatus)>
     let known = member.incarnation;
     ensure!(
         found == known,
-        "{} at {} is in another life ({found}) than the coordinator knows ({known}): it joins within seconds of a \
-         restart, or its clock is wrong",
+        "{} at {} is in life {found}, but the coordinator knows its life {known}: if the node was restarted, try again in \
+         some seconds; otherwise check the clock of its host",
         member.name,
         member.http
     );
@@ -164,8 +164,8 @@ pub(crate) fn ask_member(member: &Member) -> anyhow::Result<(Value, NodeStatus)>
 
 fn is_another(address: &impl Display, found: &str, asked: &str) -> String {
     format!(
-        "{address} is {found}, not {asked}: {asked} registers an address that is not its own for others. Let its [http] \
-         listen and its [cluster] coordinator name addresses that other hosts reach, or set [cluster] advertise"
+        "{address} is {found}, not {asked}: {asked} registers an address that leads other hosts elsewhere. In the configuration \
+         of {asked}, set [http] listen and [cluster] coordinator to addresses that other hosts reach, or set [cluster] advertise"
     )
 }
 
@@ -230,7 +230,7 @@ mod tests {
         let another = error(ask_member(&member("node-0", 7, http)));
         assert!(another.starts_with(&format!("{http} is node-1, not node-0: ")), "{another}");
         let life = error(ask_member(&member("node-1", 8, http)));
-        assert!(life.contains("in another life (7) than the coordinator knows (8)"), "{life}");
+        assert!(life.contains("is in life 7, but the coordinator knows its life 8"), "{life}");
     }
 
     #[test]

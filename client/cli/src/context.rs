@@ -95,7 +95,7 @@ impl ContextFile {
 
     fn chosen(self, path: &Path) -> anyhow::Result<Option<Chosen>> {
         let wrong = || Usage(format!("cannot use the context file {}", path.display()));
-        let text = self.coordinator.context("it names no `coordinator`").with_context(wrong)?;
+        let text = self.coordinator.context("the file names no `coordinator`").with_context(wrong)?;
         let named = Named::parse(&text).map_err(|error| anyhow!("coordinator `{text}`: {error}"));
         let coordinator = match named.with_context(wrong)? {
             Named::At(coordinator) => coordinator,
@@ -104,7 +104,10 @@ impl ContextFile {
         let admin = match (self.ca, self.certificate, self.key) {
             (Some(ca), Some(certificate), Some(key)) => Some(CredentialFiles { ca, certificate, key }),
             (None, None, None) => None,
-            _ => return Err(anyhow!("`ca`, `certificate` and `key` go together")).with_context(wrong),
+            _ => {
+                return Err(anyhow!("`ca`, `certificate` and `key` go together: set all three, or none"))
+                    .with_context(wrong);
+            }
         };
         Ok(Some(Chosen { coordinator, admin }))
     }
@@ -178,7 +181,7 @@ mod tests {
         for (environment, file, part) in [
             ("a:b", "", "LARDER_COORDINATOR: `a:b`: write HOST"),
             ("", "coordinator = 'a b'", "coordinator `a b`: write HOST"),
-            ("", "ca = 'x'", "it names no `coordinator`"),
+            ("", "ca = 'x'", "the file names no `coordinator`"),
             ("", "coordinator = 'a'\nca = 'x'", "`ca`, `certificate` and `key` go together"),
             ("", "coordinators = 'a'", "unknown field `coordinators`"),
         ] {

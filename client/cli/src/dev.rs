@@ -152,7 +152,7 @@ impl DevCluster {
             }
             while let Err(error) = self.children[number].restart().await {
                 let Some(pause) = recent.next(now()) else { return died };
-                tracing::warn!(%error, "a process does not start again: one more try follows");
+                tracing::warn!(%error, "a process of the cluster does not start again: the next attempt follows");
                 tokio::time::sleep(pause).await;
             }
         }

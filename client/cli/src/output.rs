@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_whole_is_a_hundred_percent_and_only_nothing_none() {
+    fn only_the_whole_is_shown_as_100_percent_and_only_nothing_as_0() {
         let shown = [0.0, 0.000_1, 0.25, 0.999_9, 1.0].map(percent);
         assert_eq!(shown, ["0.0 %", "0.1 %", "25.0 %", "99.9 %", "100.0 %"]);
     }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn who_prints_line_by_line_hears_that_the_reader_has_gone() {
+    fn writing_a_line_reports_that_the_reader_has_gone() {
         let (reader, mut writer) = io::pipe().unwrap();
         assert!(write_line(&mut writer, "one").unwrap());
         drop(reader);

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 /// The parent is gone already.
 pub(crate) fn die_with(parent: u32) -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
-        .context("cannot ask for a signal on the parent's death")?;
+        .context("cannot arrange a signal for the death of the parent process")?;
     // The parent may have died before the line above.
     if getppid().map(Pid::as_raw_pid) != i32::try_from(parent).ok() {
         bail!("the parent process {parent} is gone");

@@ -134,9 +134,9 @@ impl Surveyed {
                     duration(silent)
                 ));
             }
-            "not ready" => {
-                troubles.push(format!("{name} is not ready: it starts, or an actor does not answer"))
-            }
+            "not ready" => troubles.push(format!(
+                "{name} is not ready: the node is starting, or one of its actors does not answer"
+            )),
             _ => {}
         }
         if let Some(ObjectStatus { url, trouble: Some(trouble), .. }) = &status.object {

@@ -202,7 +202,7 @@ fn an_authority_replaces_no_file_and_leaves_no_half_of_a_pair() {
     let before = ["ca.pem", "ca.key", "a.pem", "a.key"].map(read);
     for again in [&["ca", "init", "--dir", ca][..], &issue] {
         let (status, text) = refusal(again);
-        assert!(status == Some(2) && text.contains("nothing is replaced"), "{text}");
+        assert!(status == Some(2) && text.contains("is not replaced"), "{text}");
     }
     assert_eq!(["ca.pem", "ca.key", "a.pem", "a.key"].map(read), before);
 
@@ -440,7 +440,7 @@ fn manual_pages_are_written_where_they_are_asked_for() {
 }
 
 #[test]
-fn who_gets_no_memory_says_so_and_does_not_abort() {
+fn a_command_without_memory_says_so_and_does_not_abort() {
     let trace = tempfile::NamedTempFile::new().unwrap();
     let requests: String = (0..200_000)
         .map(|n| {

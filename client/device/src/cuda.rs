@@ -272,7 +272,7 @@ impl CudaDevice {
     }
 
     fn alive(&self) -> Result<(), DeviceError> {
-        if self.is_lost { Err(DeviceError::Lost("it failed before".into())) } else { Ok(()) }
+        if self.is_lost { Err(DeviceError::Lost("the device failed before".into())) } else { Ok(()) }
     }
 }
 
@@ -332,7 +332,7 @@ impl Device for CudaDevice {
         self.registry.check_tensors(&layout, &regions)?;
         if regions.iter().any(|&region| !self.registry.region_of(region).address().is_multiple_of(ALIGNMENT))
         {
-            let reason = format!("a region is not at a multiple of {ALIGNMENT}");
+            let reason = format!("the address of a region is no multiple of {ALIGNMENT} bytes");
             return Err(DeviceError::Refused { what: "an engine's tensors", reason });
         }
         let starts: Vec<u64> =

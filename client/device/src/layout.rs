@@ -79,7 +79,7 @@ pub enum LayoutError {
     #[error("there are too many {0}")]
     TooMany(&'static str),
     /// Not every layer has all its planes.
-    #[error("{planes} planes are no whole number of layers of {per_layer}")]
+    #[error("{planes} planes are no whole number of layers of {per_layer} planes")]
     BrokenLayer {
         /// Planes there are.
         planes: usize,
@@ -87,7 +87,7 @@ pub enum LayoutError {
         per_layer: u32,
     },
     /// A GPU thread moves 16 bytes at a time.
-    #[error("the {what} of {bytes} bytes is no multiple of {ALIGNMENT}")]
+    #[error("the {what} of {bytes} bytes is no multiple of {ALIGNMENT} bytes")]
     Unaligned {
         /// The unaligned value.
         what: &'static str,

@@ -63,7 +63,7 @@ type Hear = Box<dyn FnMut(DeviceReport) + Send>;
 
 /// The ring, or all places for orders, are taken: try again after the next [`DeviceReport::Done`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the device has too many orders")]
+#[error("the device has too many orders: try again when one has ended")]
 pub struct Busy;
 
 enum Request {
@@ -164,7 +164,7 @@ impl DeviceThread {
     pub fn join(self) {
         drop(self.ring);
         if self.thread.join().is_err() {
-            tracing::error!("the thread of a device panicked outside of any call");
+            tracing::error!("the thread of a device panicked outside of any call; please report this line");
         }
     }
 
@@ -305,7 +305,7 @@ impl Worker {
 
     /// Tells all callers first: giving up a device that failed may take for ever.
     fn lose(&mut self, error: DeviceError) {
-        tracing::error!(%error, "a device is lost");
+        tracing::error!(%error, "a device is lost: all its copies fail");
         (self.hear)(DeviceReport::Lost(error));
         for (number, place) in self.running.drain(..) {
             (self.hear)(DeviceReport::Done { number, result: Err(CopyError::Lost), place });
@@ -319,7 +319,7 @@ impl Worker {
         match guarded(|| device.close()) {
             Ok(()) => (self.hear)(DeviceReport::Gone),
             Err(error) => {
-                tracing::error!(%error, "a device cannot be given up: what it touches stays unusable")
+                tracing::error!(%error, "a device cannot be closed: the memory of its copies stays unusable until this process ends")
             }
         }
     }
@@ -328,7 +328,7 @@ impl Worker {
 /// Calls a device. A device that panics is lost: its work is unknown.
 fn guarded<T>(call: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, DeviceError> {
     catch_unwind(AssertUnwindSafe(call))
-        .unwrap_or_else(|_| Err(DeviceError::Lost("its code panicked".into())))
+        .unwrap_or_else(|_| Err(DeviceError::Lost("the code of the device panicked".into())))
 }
 
 /// Calls that may wait beside orders.

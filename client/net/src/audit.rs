@@ -47,7 +47,7 @@ impl Audit {
     /// # Errors
     /// Fails if the file cannot be written, or the system gives no thread.
     pub fn start(config: RecordConfig, server: Server) -> io::Result<(Self, JoinHandle<()>)> {
-        let lost = || tracing::error!("a line of the audit log is lost");
+        let lost = || tracing::error!("a line of the audit log is lost: check the disk of [audit] path");
         let (file, thread) = LineFile::start(config, "larder-audit", Arc::new(lost))?;
         Ok((Self(Some((file, Arc::new(server)))), thread))
     }

@@ -158,7 +158,9 @@ impl CoordinatorClient {
         };
         let mut dials: FuturesUnordered<_> = addresses.iter().map(|&address| dial(address)).collect();
         let mut ended: Failed = match addresses.is_empty() {
-            true => format!("no name of a coordinator has an address: {}", names.join(", ")).into(),
+            true => {
+                format!("none of these names of coordinators has an address: {}", names.join(", ")).into()
+            }
             false => format!("no coordinator answers at {}", names.join(", ")).into(),
         };
         let mut patience = DIAL_DEADLINE;
@@ -261,7 +263,7 @@ impl CoordinatorClient {
     fn hear(&mut self, message: CoordinatorMessage) -> Result<(), Ended> {
         match &message {
             CoordinatorMessage::Contested(rival) => {
-                tracing::warn!(%rival, "another process wants to join under this node's name: it may not while this node lives");
+                tracing::warn!(%rival, "another process wants to join under this node's name, and may not while this node lives: give each node its own name");
             }
             CoordinatorMessage::Joined(_) => self.warned = None,
             _ => {}
@@ -273,7 +275,7 @@ impl CoordinatorClient {
                 tracing::warn!(reason, "the coordinator does not let this node join");
             }
             Err(ended @ (Ended::EarlierTerm { .. } | Ended::NotWhole(_))) => {
-                tracing::warn!(%ended, "this coordinator is not obeyed: all are dialled again");
+                tracing::warn!(%ended, "this node does not follow that coordinator: it dials all coordinators again");
             }
             _ => {}
         }
@@ -293,7 +295,7 @@ impl CoordinatorClient {
         if self.node.is_some() && self.led.elapsed() > WARN_AFTER && self.may_warn("leaderless") {
             tracing::warn!(
                 reason,
-                "no coordinator that leads is found: a node shares chunks as a member only, or by its last table"
+                "no leading coordinator is found: this node shares chunks by its last table, and none if it has no table"
             );
         }
     }

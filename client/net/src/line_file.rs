@@ -148,14 +148,14 @@ fn write_lines(mut open: OpenFile, lines: &Receiver<Vec<u8>>, lost: &Lost) {
         };
         if let Err(error) = written {
             let path = open.config.path.display();
-            tracing::error!(%error, %path, "a log file cannot be written: nothing more is written to it");
+            tracing::error!(%error, %path, "a log file cannot be written: all further lines are lost until the next start");
             lines.iter().for_each(|_| lost());
             return;
         }
     }
     if let Err(error) = open.file.flush() {
         let path = open.config.path.display();
-        tracing::error!(%error, %path, "the end of a log file is lost");
+        tracing::error!(%error, %path, "the last lines of a log file are lost");
     }
 }
 

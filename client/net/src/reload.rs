@@ -18,7 +18,7 @@ pub async fn when_to_reload(file: &Path, mut reload: impl AsyncFnMut(&'static st
     let mut hangup = match signal(SignalKind::hangup()) {
         Ok(hangup) => hangup,
         Err(error) => {
-            return tracing::error!(%error, "SIGHUP and changes of the configuration are not noticed");
+            return tracing::error!(%error, "SIGHUP and changes of the configuration are not noticed: restart this process after a change");
         }
     };
     let mut look = interval(LOOK_EVERY);

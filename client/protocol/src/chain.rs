@@ -44,7 +44,7 @@ pub struct Start {
 #[non_exhaustive]
 pub enum ChainError {
     /// More chunks than one message may carry.
-    #[error("a chain has at most {MAX_CHAIN_CHUNKS} chunks, this one {found}: send it in parts")]
+    #[error("this chain has {found} chunks, but a chain has at most {MAX_CHAIN_CHUNKS}: send it in parts")]
     TooLong {
         /// Chunks found.
         found: usize,

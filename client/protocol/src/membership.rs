@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_leaders_exactly_one_yields_and_nobody_to_itself_or_to_a_follower() {
+    fn exactly_one_of_two_leaders_yields_and_none_to_itself_or_to_a_follower() {
         for (one, other) in [((1, 1), (1, 2)), ((1, 9), (2, 1)), ((3, 4), (7, 5))] {
             let (one, other) = (leader(one.0, one.1), leader(other.0, other.1));
             assert!(one.yields_to(&other) && !other.yields_to(&one));

@@ -276,7 +276,7 @@ pub enum NamespaceError {
     },
     /// Each process draws the seed for itself: no two engines would ever agree on a hash.
     #[error(
-        "a hash seed drawn per process can never hit across processes: set a fixed seed (vLLM: PYTHONHASHSEED=0)"
+        "a random hash seed gives each process other hashes, so no process hits the chunks of another: set a fixed seed (vLLM: PYTHONHASHSEED=0)"
     )]
     RandomSeed,
     /// No tokens, or too many, in a chunk.
@@ -300,11 +300,11 @@ pub enum NamespaceError {
         slices: u16,
     },
     /// A parallel layout with no rank.
-    #[error("tensor, pipeline and context parallel ranks start at 1")]
+    #[error("the numbers of tensor, pipeline and context parallel ranks must be at least 1")]
     ZeroRanks,
     /// No pool, or too many.
     #[error(
-        "a namespace has 1 to {MAX_POOLS} pools, this has {found}: put layers that are needed at the same chunks into one pool"
+        "a namespace has 1 to {MAX_POOLS} pools, not {found}: put layers that are needed at the same chunks into one pool"
     )]
     Pools {
         /// Pools found.
@@ -337,7 +337,7 @@ pub enum NamespaceError {
         hit: HitPolicy,
     },
     /// Two pools of one name.
-    #[error("pool `{pool}` is there twice: give each kind of state a name of its own")]
+    #[error("two pools have the name `{pool}`: give each kind of state its own name")]
     DuplicatePool {
         /// The name.
         pool: String,
@@ -471,20 +471,20 @@ mod tests {
             edited.check().unwrap_err().to_string()
         };
         let told = [
-            (refused(|s| s.pools.clear()), "1 to 8 pools, this has 0"),
+            (refused(|s| s.pools.clear()), "1 to 8 pools, not 0"),
             (
                 refused(|s| {
                     (0..8)
                         .for_each(|i| s.pools.push(PoolSpec { name: i.to_string(), ..state(HitPolicy::All) }))
                 }),
-                "1 to 8 pools, this has 9",
+                "1 to 8 pools, not 9",
             ),
             (
                 refused(|s| s.pools[0].name = "mamba".into()),
                 "the first pool must be `kv` with hit policy `all`",
             ),
             (refused(|s| s.pools[0].hit = HitPolicy::Last), "this is `kv` with Last"),
-            (refused(|s| s.pools.push(s.pools[0].clone())), "pool `kv` is there twice"),
+            (refused(|s| s.pools.push(s.pools[0].clone())), "two pools have the name `kv`"),
             (refused(|s| s.pools.push(state(HitPolicy::Window(0)))), "a window has at least 1"),
             (
                 refused(|s| {

@@ -47,7 +47,9 @@ pub enum SessionError {
     #[error(transparent)]
     Chain(#[from] ChainError),
     /// One chunk of the namespace does not fit in the session's write window: ask for a larger one.
-    #[error("a chunk takes {chunk_bytes} bytes of the write window, which has {window_bytes}")]
+    #[error(
+        "a chunk takes {chunk_bytes} bytes of the write window, but the window has {window_bytes} bytes: open the session with a larger window"
+    )]
     WindowTooSmall {
         /// Bytes that a chunk takes.
         chunk_bytes: u64,
@@ -67,7 +69,7 @@ pub enum SessionError {
     #[error(transparent)]
     Damaged(#[from] Damaged),
     /// No answer came within the session's timeout. A lease or other grant in a late answer is given back.
-    #[error("no answer in time")]
+    #[error("the node did not answer within the session's timeout")]
     Timeout,
     /// The socket failed while the session was being opened, other than by closing.
     #[error("the socket failed: {0}")]
@@ -108,13 +110,13 @@ pub enum ProtocolError {
     #[error(transparent)]
     Malformed(#[from] MalformedMessage),
     /// The node speaks another version.
-    #[error("the node speaks version {node}, this client {SESSION_VERSION}")]
+    #[error("the node speaks version {node} of the session protocol, this client {SESSION_VERSION}")]
     Version {
         /// The node's version.
         node: u16,
     },
     /// An answer came for a request that waits for none.
-    #[error("an answer to request {number}, which expects none")]
+    #[error("the node answered request {number}, but this request waits for no answer")]
     UnknownRequest {
         /// Its number.
         number: u64,

@@ -197,7 +197,7 @@ impl Link {
         if let Err(error) = &delivered {
             // The reason of `Closed` was logged where it arose.
             if !matches!(error, SessionError::Closed { .. }) {
-                tracing::warn!(%error, node = self.welcome.node, "the session ends");
+                tracing::warn!(%error, node = self.welcome.node, "the session with the node ends with an error");
             }
             self.close();
         }

@@ -16,7 +16,7 @@ function outcome(said: Said<true | Purged | Pinned[]>[]): string {
     return `${count(sum((one) => one.memory_chunks))} chunks in memory, ${count(sum((one) => one.disk_chunks))} on disk, ${count(sum((one) => one.objects))} objects removed.`;
   }
   if (done.length === 0) return "";
-  if (pins.length === 0) return "No memory has the first chunk.";
+  if (pins.length === 0) return "No device has the first chunk in memory.";
   return `Pinned at ${count(pins.length)} devices, ${count(Math.max(...pins.map((pin) => pin.chunks)))} chunks at most, for ${seconds(Math.min(...pins.map((pin) => pin.seconds)))}.`;
 }
 

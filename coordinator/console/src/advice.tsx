@@ -12,19 +12,19 @@ function add(byText: ByText, node: string, text: string | null | undefined) {
 function adviceByNode(cluster: CoordinatorStatus, said: Said<NodeStatus>[]): ByText {
   const byText: ByText = new Map();
   const tell = (node: string, text: string | null | undefined) => add(byText, node, text);
-  for (const lost of cluster.lost) tell(lost.name, `Lost ${seconds(lost.silent_seconds)} ago: start it again, and read the end of its log.`);
+  for (const lost of cluster.lost) tell(lost.name, `Lost ${seconds(lost.silent_seconds)} ago: start the node again, and read the end of its log.`);
   for (const { node, said: status, error } of said) {
-    tell(node, error && `The coordinator gets no answer (${error}): see whether the process runs, and UDP to its peer address.`);
+    tell(node, error && `The coordinator gets no answer (${error}): check that the process runs, and that UDP packets reach its peer address.`);
     if (!status) continue;
-    if (!status.ready) tell(node, "It is not ready: an actor does not answer, or its arena is being made.");
+    if (!status.ready) tell(node, "The node is not ready: an actor does not answer, or the arena is being made.");
     for (const device of status.hardware?.devices ?? []) tell(node, device.advice && `For more huge pages: ${device.advice}.`);
     for (const mismatch of status.hardware?.mismatches ?? []) tell(node, mismatch);
     tell(node, status.object?.trouble);
-    tell(node, status.cluster?.refused && `The coordinator does not let it join: ${status.cluster.refused}.`);
-    for (const silent of status.cluster?.silent ?? []) tell(node, `It gets no answer from ${silent}: see the network between the two.`);
+    tell(node, status.cluster?.refused && `The coordinator does not let the node join: ${status.cluster.refused}.`);
+    for (const silent of status.cluster?.silent ?? []) tell(node, `The node gets no answer from ${silent}: check the network between the two nodes.`);
     for (const actor of status.actors) {
       tell(node, actor.disk_trouble);
-      if (actor.pinned_bytes > actor.arena_bytes / 2) tell(node, "Pins hold more than half of a memory: end some, or keep them for a shorter time.");
+      if (actor.pinned_bytes > actor.arena_bytes / 2) tell(node, "Pins hold more than half of an arena: end some pins, or pin for a shorter time.");
     }
   }
   return byText;
@@ -52,7 +52,7 @@ export function Advice({ cluster, said }: { cluster: CoordinatorStatus; said: Sa
       <Texts all={all} />
       {notes.length > 0 && (
         <details>
-          <summary>Doctor notes what could be better at hosts: {count(notes.length)}</summary>
+          <summary>Notes of larder doctor about the hosts: {count(notes.length)}</summary>
           <Texts all={notes} />
         </details>
       )}

@@ -145,7 +145,7 @@ function Dots({ members, rows, measure }: Heated) {
 }
 
 const told = ({ from, to, link }: Row) =>
-  `${from} to ${to}: ${bytes(link.sent_bytes)} sent, ${bytes(link.received_bytes)} came back, ` +
+  `${from} to ${to}: ${bytes(link.sent_bytes)} sent, ${bytes(link.received_bytes)} received, ` +
   `${link.rtt_seconds === null ? "no round trip yet" : milliseconds(link.rtt_seconds)}, ${count(link.lost_packets)} of ${count(link.sent_packets)} packets lost`;
 
 function List({ rows, measure, name }: { rows: Row[]; measure: (typeof MEASURES)[string]; name: string }) {

@@ -34,7 +34,7 @@ async function explore(namespace: Namespace, text: string, kind: Kind): Promise<
   let hashes: string[] = [];
   let ofText: number | null = null;
   if (kind !== "ids") {
-    if (!namespace.hash) throw new Error("engines alone hash the chunks of this namespace: paste hashes or a request id");
+    if (!namespace.hash) throw new Error("only engines hash the chunks of this namespace: paste chunk hashes or a request id");
     const found = (await tokens(namespace.model, text, kind === "bare")).tokens;
     ofText = found.length;
     Object.assign(body, { tokens: found, hash: namespace.hash });
@@ -43,12 +43,12 @@ async function explore(namespace: Namespace, text: string, kind: Kind): Promise<
     body.hashes = hashes;
   } else if (/^[\s\d,[\]]+$/.test(text)) {
     body.tokens = numbers(text);
-    if (!namespace.hash) throw new Error("engines alone hash the chunks of this namespace: paste hashes or a request id");
+    if (!namespace.hash) throw new Error("only engines hash the chunks of this namespace: paste chunk hashes or a request id");
     body.hash = namespace.hash;
   } else {
     const said = await nodes<Lookup[]>(`/lookups?most=5&request=${encodeURIComponent(text.trim())}`);
     const lookup = said.flatMap((one) => one.said ?? []).sort((a, b) => b.unix_ms - a.unix_ms)[0];
-    if (!lookup) throw new Error("no node knows this request; for the text of a prompt, say so beside the field");
+    if (!lookup) throw new Error("no node knows this request; for the text of a prompt, choose text as the kind of input");
     hashes = lookup.hashes;
     Object.assign(body, { fingerprint: lookup.namespace, chunk_tokens: lookup.chunk_tokens, hashes });
   }
@@ -95,7 +95,7 @@ export function Prompt() {
           </select>
         </label>
         <label>
-          What it is
+          Kind of input
           <select name="kind" value={kind} onChange={(event) => setKind(event.currentTarget.value as Kind)}>
             {Object.entries(KINDS).map(([key, name]) => (
               <option key={key} value={key}>
@@ -128,9 +128,9 @@ export function Prompt() {
           )}
           <p>
             {result.prefix.cluster.tokens > 0
-              ? `A lookup at any node returns ${count(result.prefix.cluster.tokens)} tokens as a hit, its own chunks and other nodes'.`
-              : "A lookup returns nothing: the engine computes all of it."}{" "}
-            The cost is in tokens of prefill: the node's backlog, what is left to compute of the chunks asked for, and a tenth of what comes from other nodes.
+              ? `A lookup at any node returns ${count(result.prefix.cluster.tokens)} tokens as a hit, from its own chunks and those of other nodes.`
+              : "A lookup returns no hit: the engine computes the whole prompt."}{" "}
+            The cost of a request at a node, in tokens of prefill, is the node's backlog, the tokens of these chunks that are left to compute, and a tenth of the tokens that come from other nodes.
           </p>
           <Table name="Holders" heads={["node", "#own chunks", "#own tokens", "#cost in tokens"]}>
             {result.prefix.nodes.map((node) => (
@@ -159,9 +159,9 @@ export function Prompt() {
 
 function until(stay: Stay, evictedAfter: number | null | undefined): string {
   if (stay.keeper === "pin") return `Pinned for another ${seconds(stay.pin_seconds_left ?? 0)}; after that no time is promised.`;
-  if (stay.keeper === "use") return "As long as it is read or written; after that no time is promised.";
+  if (stay.keeper === "use") return "Until its readers and writers are done; after that no time is promised.";
   const lately = evictedAfter == null ? "nothing was evicted yet" : `lately, chunks were evicted ${seconds(evictedAfter)} after their last use`;
-  const promised = stay.keeper === "continuation" ? "As long as the chunk behind it; no time is promised" : "No time is promised";
+  const promised = stay.keeper === "continuation" ? "At least as long as the next chunk; no time is promised" : "No time is promised";
   return `${promised}: last used ${seconds(stay.idle_seconds)} ago; ${lately}.`;
 }
 

@@ -126,7 +126,7 @@ function Saved({ of }: { of: Usage[] }) {
   const saved = of.reduce((all, one) => all + one.prefill_seconds_saved, 0);
   return (
     <p>
-      {seconds(saved)} of prefill saved{saved > 0 ? "" : ", as far as engines say how fast they compute"}: {((saved / 3600) * price).toFixed(2)} at{" "}
+      {seconds(saved)} of prefill saved{saved > 0 ? "" : " (counted only for engines that report their speed)"}: {((saved / 3600) * price).toFixed(2)} at{" "}
       <input
         type="number"
         class="price"

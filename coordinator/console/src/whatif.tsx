@@ -53,17 +53,17 @@ function Tables({ played }: { played: Played }) {
   const ofPolicies = played.tried.filter((one) => one.policy !== null || one === present);
   const ofWays = played.tried.filter((one) => one.policy === null && one.times === 1);
   const alone = played.nodes === 1;
-  const others = alone ? "" : played.shares ? ", which reads the others' chunks" : ", and nodes do not read each other's chunks";
+  const others = alone ? "" : played.shares ? ", and nodes read each other's chunks" : ", and nodes do not read each other's chunks";
   return (
     <>
       <p>
         The last lookups, played again through {alone ? "the store of one node" : `the stores of ${count(played.nodes)} nodes`}:{" "}
-        {count(played.warming_lookups)} fill {alone ? "it" : "them"}, then {count(played.counted_lookups)} are counted, of{" "}
-        {seconds(played.counted_seconds)}. Each goes to the node that it was made at{others}. Chunks on disk count as chunks in memory.{" "}
-        {share(played.tokens_found, played.tokens_asked)} of the tokens were found in truth.
+        {count(played.warming_lookups)} lookups fill {alone ? "the store" : "the stores"}; the next {count(played.counted_lookups)}, made within{" "}
+        {seconds(played.counted_seconds)}, are counted. Each lookup goes to the node where it was made{others}. Chunks on disk count as chunks in memory.{" "}
+        When the lookups were made, {share(played.tokens_found, played.tokens_asked)} of the tokens were found.
       </p>
       {played.left_out_lookups > 0 && (
-        <p>{count(played.left_out_lookups)} lookups are left out: too many, of chunks of another size, or in contradiction to others.</p>
+        <p>{count(played.left_out_lookups)} lookups are left out: they are too many, have chunks of another size, or contradict other lookups.</p>
       )}
       <h2>More memory or disk</h2>
       <Rows
@@ -101,7 +101,7 @@ export function WhatIfPage() {
         <Trouble key={one.node} text={`${one.node} is left out: ${one.error}`} />
       ))}
       {value.running && <p>Lookups are being played.</p>}
-      {value.played ? <Tables played={value.played} /> : !value.running && <p>Nothing has been looked up and cached that could be played.</p>}
+      {value.played ? <Tables played={value.played} /> : !value.running && <p>No node has recorded a lookup that can be played.</p>}
     </>
   );
 }

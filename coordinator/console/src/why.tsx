@@ -7,22 +7,22 @@ import { Table, Trouble, ago, count, seconds, share, useEvery, useMore } from ".
 type Found = Lookup & { node: string };
 
 const MEANING: Record<string, string> = {
-  found: "It was there.",
-  behind_gap: "It was there, but a chunk before it is missing.",
-  computed_faster: "It was there; the engine computes it sooner than it comes.",
-  not_asked: "A token at least is left to compute, or the engine cannot use a hit.",
-  being_written: "Another request was computing it at that moment.",
-  evicted: "It was here before.",
-  never_stored: "No eviction of it is known: the prompt differs, or nobody saved it.",
-  unknown: "It is not here, and evictions so old are forgotten.",
-  home_silent: "The home of its directory rows did not answer.",
-  peer_silent: "Its holder did not answer.",
-  deadline: "It did not come before the deadline.",
-  busy: "Its holder, or this node, had too much to do.",
-  not_held: "Its holder did not have it any more.",
-  broken: "The connection broke.",
-  damaged: "Its bytes were wrong.",
-  unreadable: "The tier could not read it.",
+  found: "The chunk was there.",
+  behind_gap: "The chunk was there, but a chunk before it is missing.",
+  computed_faster: "The chunk was there; the engine computes it sooner than it comes.",
+  not_asked: "At least one token is left to compute, or the engine cannot use a hit.",
+  being_written: "Another request was computing the chunk at that moment.",
+  evicted: "The chunk was here before.",
+  never_stored: "No eviction of the chunk is known: the prompt differs, or no engine saved the chunk.",
+  unknown: "The chunk is not here, and older evictions are forgotten.",
+  home_silent: "The home of the chunk's directory rows did not answer.",
+  peer_silent: "The chunk's holder did not answer.",
+  deadline: "The chunk did not come before the deadline.",
+  busy: "The chunk's holder, or this node, had too much to do.",
+  not_held: "The holder no longer had the chunk.",
+  broken: "The connection to the holder broke.",
+  damaged: "The chunk's bytes were wrong.",
+  unreadable: "The tier could not read the chunk.",
   refused: "The request was refused.",
 };
 
@@ -75,7 +75,7 @@ export function Why() {
       {value?.silent.map((text) => <Trouble text={text} />)}
       {chosen && <Explained lookup={chosen} close={() => setChosen(null)} />}
       <h2>{wanted ? `Lookups of ${wanted}` : "Last lookups with a miss"}</h2>
-      {value && value.found.length === 0 && <p>None is known. Nodes keep about the last thousand lookups.</p>}
+      {value && value.found.length === 0 && <p>No such lookup is known. Nodes keep about the last thousand lookups.</p>}
       <Table name="Lookups" heads={["ago", "request", "tenant", "node", "kind", "#chunks", "#found", "misses"]}>
         {value?.found.map((lookup) => (
           <tr key={`${lookup.node}/${lookup.device}/${lookup.number}`}>
@@ -125,7 +125,7 @@ function Explained({ lookup, close }: { lookup: Found; close: () => void }) {
       </h2>
       <p>
         {lookup.kind} of tenant {lookup.tenant} at {lookup.node}, device {lookup.device}, {ago(lookup.unix_ms)} ago:{" "}
-        {count(lookup.found_chunks)} of {count(lookup.chunks)} chunks of {count(lookup.chunk_tokens)} tokens could be used.
+        {count(lookup.found_chunks)} of {count(lookup.chunks)} chunks of {count(lookup.chunk_tokens)} tokens each could be used.
         {lookup.trace ? ` Trace ${lookup.trace}.` : ""}
       </p>
       <Trouble text={lookup.refused} />

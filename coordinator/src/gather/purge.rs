@@ -69,7 +69,7 @@ async fn ask(
 ) -> Result<PurgeReport, String> {
     match exchange(nodes, table, member, &PeerRequest::Purge(Box::new(command))).await? {
         PeerResponse::Purges(report) => Ok(*report),
-        _ => Err("the node answers something else".to_owned()),
+        _ => Err("the node sent an unexpected answer".to_owned()),
     }
 }
 
@@ -81,7 +81,7 @@ impl Purging<'_> {
     fn shown(self) -> Shown {
         let said = self.report.and_then(|PurgeReport { is_over, trouble, counts, .. }| match trouble {
             Some(trouble) => Err(trouble),
-            None if !is_over => Err("it was not done in time: purge again".to_owned()),
+            None if !is_over => Err("the purge did not end in time: purge again".to_owned()),
             None => {
                 let purged = Purged {
                     memory_chunks: counts.memory_chunks,

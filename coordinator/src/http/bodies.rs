@@ -60,7 +60,9 @@ impl Bodies {
     fn take(&self, units: usize) -> Result<OwnedSemaphorePermit, Error> {
         let taken = Arc::clone(&self.room).try_acquire_many_owned(units as u32);
         taken.map_err(|_| {
-            error::ErrorServiceUnavailable("too many questions at a time: ask again in a moment\n")
+            error::ErrorServiceUnavailable(
+                "the coordinator has too many requests at a time: ask again in a moment\n",
+            )
         })
     }
 }

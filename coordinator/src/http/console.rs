@@ -59,14 +59,14 @@ struct NodeSaid<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum Refused {
     /// A page of another origin asks.
-    #[error("a page of another origin may not ask this")]
+    #[error("a page of another origin may not use the console's addresses")]
     Origin,
     /// The request names another host.
-    #[error("ask for this by an IP address, by localhost, or with the console's token")]
+    #[error("reach the coordinator by an IP address or as localhost, or send the console's token")]
     Host,
     /// The token is missing or wrong.
     #[error(
-        "this needs the console's token; `console_token_file` in [http] of the coordinator's configuration names its file"
+        "this request needs the console's token; `console_token_file` in [http] of the coordinator's configuration names its file"
     )]
     Token,
     /// The admin's token is missing or wrong.
@@ -268,7 +268,8 @@ pub(super) fn refuse_strangers(state: &HttpState, request: &HttpRequest) -> Opti
 async fn ask(state: &HttpState, wanted: Wanted, node: Option<String>) -> actix_web::Result<HttpResponse> {
     let (answer, answered) = oneshot::channel();
     if state.gathers.try_send(NodeQuery { wanted, node, answer }).is_err() {
-        return Ok(HttpResponse::ServiceUnavailable().body("too many questions at a time: ask again\n"));
+        return Ok(HttpResponse::ServiceUnavailable()
+            .body("the coordinator has too many requests at a time: ask again in a moment\n"));
     }
     let Ok(shown) = answered.await else {
         return Ok(HttpResponse::ServiceUnavailable()

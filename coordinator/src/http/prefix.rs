@@ -147,7 +147,9 @@ pub(super) async fn answer(
     let hashes = named.iter().map(ChunkHash::to_string).collect();
     let (answer, answered) = oneshot::channel();
     if state.questions.try_send(HoldingsQuery { fingerprint, chain, trace, answer }).is_err() {
-        return Err(error::ErrorServiceUnavailable("too many questions at a time: ask again in a moment\n"));
+        return Err(error::ErrorServiceUnavailable(
+            "the coordinator has too many requests at a time: ask again in a moment\n",
+        ));
     }
     let answered = answered.await.map_err(|_| error::ErrorServiceUnavailable("the coordinator stops\n"))?;
     let Holdings { cluster_chunks, chunks, held, silent_homes } = answered;
@@ -190,7 +192,7 @@ impl PrefixRequest {
         })?;
         let fingerprint = Fingerprint(fingerprint.0);
         if !(1..=MAX_CHUNK_TOKENS).contains(&self.chunk_tokens) {
-            return Err(format!("chunk_tokens: 1 to {MAX_CHUNK_TOKENS}\n"));
+            return Err(format!("chunk_tokens must be 1 to {MAX_CHUNK_TOKENS}\n"));
         }
         let root = fingerprint.root();
         let chunks = match (&self.hashes, &self.tokens) {
@@ -199,10 +201,10 @@ impl PrefixRequest {
             (None, None) => 0,
         };
         if chunks > MAX_CHAIN_CHUNKS {
-            return Err(format!("at most {MAX_CHAIN_CHUNKS} chunks\n"));
+            return Err(format!("a prompt has at most {MAX_CHAIN_CHUNKS} chunks\n"));
         }
         if self.tokens.as_ref().is_some_and(|tokens| tokens.len() > MAX_TOKENS) {
-            return Err(format!("at most {MAX_TOKENS} tokens\n"));
+            return Err(format!("a prompt has at most {MAX_TOKENS} tokens\n"));
         }
         let hashes = match (self.hashes, self.tokens) {
             (Some(hashes), None) => hashes
@@ -224,7 +226,7 @@ impl EnginePrompt {
     fn hashes(&self, tokens: &[u32], chunk_tokens: u32) -> Result<Vec<ChunkHash>, String> {
         let block_tokens = self.block_tokens.unwrap_or(chunk_tokens);
         if block_tokens == 0 || !chunk_tokens.is_multiple_of(block_tokens) {
-            return Err(format!("hash.block_tokens: a chunk of {chunk_tokens} tokens is of whole blocks\n"));
+            return Err(format!("hash.block_tokens must divide the {chunk_tokens} tokens of a chunk\n"));
         }
         let seed = self.seed.as_deref().unwrap_or(sha256_cbor::DEFAULT_SEED);
         let lora = self.lora.as_ref().map(|Lora { name, path }| sha256_cbor::Lora { name, path });

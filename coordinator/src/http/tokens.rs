@@ -52,24 +52,24 @@ struct Tokenization {
 enum Refused {
     /// No folder is named.
     #[error(
-        "no tokenizer is here, so paste token ids: or name a folder as `console_tokenizers` in [http] of the coordinator's configuration, and put \
+        "the coordinator has no tokenizers: paste token ids, or name a folder as `console_tokenizers` in [http] of the coordinator's configuration, and put \
          each model's tokenizer.json at MODEL/tokenizer.json in it"
     )]
     NoFolder,
     /// A name that leads out of the folder.
-    #[error("the model's name is not one of a folder: paste token ids")]
+    #[error("the model's name cannot be the name of a folder: paste token ids")]
     Name,
     /// The model has no tokenizer.
     #[error(
-        "no tokenizer of this model is here, so paste token ids: or put its tokenizer.json at {model}/tokenizer.json in the folder that \
-         `console_tokenizers` in [http] of the coordinator's configuration names"
+        "the coordinator has no tokenizer of this model: paste token ids, or put its tokenizer.json at {model}/tokenizer.json in the folder \
+         that `console_tokenizers` in [http] of the coordinator's configuration names"
     )]
     NoModel {
         /// The model's folder.
         model: String,
     },
     /// Too many requests at a time.
-    #[error("too many texts at a time: ask again in a moment")]
+    #[error("the coordinator has too many texts at a time: ask again in a moment")]
     Busy,
     /// The tokenizer fails.
     #[error(transparent)]
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_hears_what_to_do() {
+    fn a_refusal_names_the_remedy() {
         let none = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let refused = |tokenizers: &Tokenizers, model: &str| {
             none.block_on(tokenizers.tokens(ask(model))).unwrap_err().to_string()
@@ -236,12 +236,18 @@ mod tests {
             !said.contains(&folder.path().display().to_string()),
             "the folder's place is nobody's business"
         );
-        assert_eq!(refused(&with, "../etc"), "the model's name is not one of a folder: paste token ids");
+        assert_eq!(
+            refused(&with, "../etc"),
+            "the model's name cannot be the name of a folder: paste token ids"
+        );
         std::fs::create_dir(folder.path().join("m")).unwrap();
         std::fs::write(folder.path().join("m/tokenizer.json"), "garbage").unwrap();
         let said = refused(&with, "m");
-        let expected =
-            if cfg!(feature = "tokenizers") { "is not understood" } else { "built without tokenizers" };
+        let expected = if cfg!(feature = "tokenizers") {
+            "cannot read the tokenizer: "
+        } else {
+            "built without tokenizers"
+        };
         assert!(said.contains(expected), "{said}");
     }
 

@@ -186,7 +186,7 @@ async fn begin(state: Data<HttpState>, running: Running) {
         running.0.send_modify(|progress| progress.last = Some(made));
     };
     if let Err(error) = std::thread::Builder::new().name("larder-what-if".into()).spawn(work) {
-        tracing::warn!(%error, "no thread to play lookups");
+        tracing::warn!(%error, "cannot start a thread that plays lookups");
     }
 }
 
@@ -247,13 +247,15 @@ impl Pasts {
     /// Takes a node's lookups. The error is for people.
     fn add(&mut self, past: Past) -> Result<(), String> {
         if past.policy.is_empty() {
-            return Err("it keeps nothing yet".to_owned());
+            return Err("the node has recorded no lookups yet".to_owned());
         }
         if self.nodes.len() == usize::from(MAX_CLUSTER_NODES) {
-            return Err(format!("{MAX_CLUSTER_NODES} nodes are played at most"));
+            return Err(format!("at most {MAX_CLUSTER_NODES} nodes are played"));
         }
-        let policy: PolicyName =
-            past.policy.parse().map_err(|_| format!("its policy, {}, is not known here", past.policy))?;
+        let policy: PolicyName = past
+            .policy
+            .parse()
+            .map_err(|_| format!("the coordinator does not know its policy {}", past.policy))?;
         let lookups = past.lookups(&mut self.left_chunks).ok_or("its lookups are not understood")?;
         let capacity_chunks = past.capacity_chunks.min(MOST_CAPACITY_CHUNKS);
         self.nodes.push(NodePast { size: NodeSize { policy, capacity_chunks }, lookups });
@@ -424,8 +426,8 @@ mod tests {
             (past(&[1], &[0], &[2]), "not understood"),
             (past(&many, &chain, &[many.len() as u32]), "not understood"),
             (past(&many[1..], &chain[..MAX_CHAIN_CHUNKS], &[MAX_CHAIN_CHUNKS as u32; 33]), "not understood"),
-            (unknown, "not known here"),
-            (empty, "keeps nothing yet"),
+            (unknown, "does not know its policy clairvoyant"),
+            (empty, "has recorded no lookups yet"),
             (serde_json::json!([1, 2]), "invalid"),
         ] {
             let made = Made::of(&[shown("a", &wrong)], Uptime::start());

@@ -95,7 +95,7 @@ pub enum KubernetesError {
         message: String,
     },
     /// The API server has too much to do.
-    #[error("the API server has too much to do ({status}){}", pause.map(|pause| format!(": not asked for {pause:?}")).unwrap_or_default())]
+    #[error("the API server has too much to do ({status}){}", pause.map(|pause| format!("; the coordinator waits {pause:?}")).unwrap_or_default())]
     Busy {
         /// 429 or 503.
         status: u16,

@@ -150,10 +150,10 @@ pub enum Effect {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoPeer {
     /// Not in the table, or this node itself.
-    #[error("it is not a member")]
+    #[error("the node is not a member")]
     NotAMember,
     /// Nothing was heard from the peer.
-    #[error("it has not answered lately")]
+    #[error("the node has not answered lately")]
     Silent,
 }
 

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn by_reads_nothing_else_is_copied_on_a_read() {
+    fn by_reads_a_chunk_with_two_copies_is_not_copied_before_the_eighth_read() {
         assert!((1..REPLICATE_READS).all(|reads| place_by_reads(2, reads, false) == Placement::Pass));
         assert!((1..REPLICATE_READS).all(|reads| place_by_reads(2, reads, true) == Placement::Pass));
     }

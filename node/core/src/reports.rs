@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_right_never_runs_out() {
+    fn a_reporter_that_is_right_never_runs_out_of_verifications() {
         let mut reports = Reports::default();
         assert_eq!(verified(&mut reports, &LIAR, 1 << 30, 0..1, true), 100_000);
     }
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_have_all_left_make_room_for_others() {
+    fn reporters_with_their_whole_budget_make_room_for_others() {
         let mut reports = Reports::default();
         for session in 0..MOST_REPORTERS as u32 {
             assert!(reports.may_begin(&Reporter::Session(SessionId(session)), Millis(0)));

@@ -60,7 +60,7 @@ impl GpuActor {
         let (fingerprint, wanted) = self.core.wanted(chunk).ok_or(ReadAnswer::Closed)?;
         let places = wanted.blocks.iter().map(|block| BlockPlace::of(&self.hands.arena, block)).collect();
         let order = ReadOrder::new(fingerprint, wanted.chunk, places).map_err(|error| {
-            tracing::error!(%error, "the store made an order that does not fit its memory");
+            tracing::error!(%error, "the store made an order that does not fit its memory; please report this line");
             ReadAnswer::Impossible
         })?;
         let coming = match tier {
@@ -70,7 +70,7 @@ impl GpuActor {
         let coming = coming.unwrap_or(Err(Refused::Closed))?;
         Ok(coming.map(move |answer| {
             let lost = |_| {
-                tracing::error!(?tier, "the tier's thread failed: the memory of its reads stays unused");
+                tracing::error!(?tier, "the tier's thread failed: the memory of its reads stays unused until the node starts again");
                 ReadAnswer::Lost
             };
             answer.map_or_else(lost, ReadAnswer::from)

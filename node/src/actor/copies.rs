@@ -41,7 +41,7 @@ impl GpuActor {
             to: self.hands.arena.destination(block),
         });
         let order = CopyOrder::new(window, copied.collect()).map_err(|error| {
-            tracing::error!(%error, "the store made an order that does not fit its memory");
+            tracing::error!(%error, "the store made an order that does not fit its memory; please report this line");
             CopyAnswer::Impossible
         })?;
         if order.is_small() {
@@ -90,7 +90,10 @@ impl GpuActor {
                 tracing::error!(extent, %error, "an extent got no new memory: the node tries again");
                 self.renewals.push(self.hands.arena.vacate(extent));
             }
-            Err(_) => tracing::error!(extent, "the copy pool failed: the extent stays unused"),
+            Err(_) => tracing::error!(
+                extent,
+                "the copy pool failed: the extent stays unused until the node starts again"
+            ),
         }
     }
 }

@@ -49,7 +49,7 @@ impl GpuActor {
         words: &Words,
     ) -> Result<Answer, Refused> {
         let descriptor = words.descriptor().try_clone_to_owned().map_err(|error| {
-            tracing::error!(%error, "no descriptor left for words: raise the limit of open files");
+            tracing::error!(%error, "no descriptor left for the words that show progress: raise the limit of open files");
             Refused::Internal
         })?;
         let tensors = self.core.know_tensors(session, tensors)?;

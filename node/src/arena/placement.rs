@@ -93,7 +93,7 @@ impl ArenaPlacement {
         let found = maps::node_bytes(starts);
         SAID.call_once(|| match &found {
             Ok(_) => {
-                tracing::info!(%refusal, "move_pages is refused: /proc/self/numa_maps says where memory is")
+                tracing::info!(%refusal, "move_pages is refused: the node reads the places of memory from /proc/self/numa_maps")
             }
             Err(error) => tracing::warn!(
                 %refusal, %error,
@@ -153,7 +153,8 @@ impl ArenaPlacement {
         let nodes =
             self.pages_on.keys().map(|&node| format!("{} on NUMA node {node}", size(self.bytes_on(node))));
         let nodes: Vec<String> = nodes.collect();
-        let places = if nodes.is_empty() { "nobody says where".to_owned() } else { nodes.join(", ") };
+        let places =
+            if nodes.is_empty() { "the kernel does not say where".to_owned() } else { nodes.join(", ") };
         format!("{}; {places}", kinds.collect::<Vec<_>>().join(", "))
     }
 
@@ -180,7 +181,7 @@ impl ArenaPlacement {
     pub(crate) fn warn_if_wrong(&self) {
         if self.misplaced_pages() > 0 {
             let (asked, sampled, misplaced) = (self.asked, self.sampled_pages(), self.misplaced_pages());
-            tracing::warn!(asked, sampled, misplaced, on = ?self.pages_on, "the arena is not where it was asked for");
+            tracing::warn!(asked, sampled, misplaced, on = ?self.pages_on, "some pages of the arena are not on the requested NUMA node");
         }
     }
 
@@ -218,7 +219,11 @@ mod tests {
         let mut got =
             ArenaPlacement { asked: Some(1), bytes: 4 * gib, huge_bytes: gib, ..ArenaPlacement::default() };
         got.transparent_bytes = 2 * gib;
-        assert!(got.summary().ends_with("1.0 GiB in pages of 4 KiB; nobody says where"), "{}", got.summary());
+        assert!(
+            got.summary().ends_with("1.0 GiB in pages of 4 KiB; the kernel does not say where"),
+            "{}",
+            got.summary()
+        );
         got.pages_on.extend([(0, 1), (1, 3)]);
         let expected = "1.0 GiB in reserved huge pages of 2 MiB, 2.0 GiB in transparent huge pages of 2 MiB, \
                         1.0 GiB in pages of 4 KiB; 1.0 GiB on NUMA node 0, 3.0 GiB on NUMA node 1";

@@ -12,7 +12,7 @@ pub(crate) enum DeviceCopyRefused {
     #[error("{0}; the engine can copy by itself, through the node's host memory")]
     Device(#[from] DeviceError),
     /// There is no memory for the session's words.
-    #[error("no memory for the session's words: {0}")]
+    #[error("no memory for the words that show the progress of copies: {0}")]
     Words(MemoryError),
     /// The pages of a chunk have another size or other layers than its block.
     #[error(

@@ -158,7 +158,9 @@ impl DiskFile {
                 self.file.set_len(has)?;
                 return Err(error.into());
             }
-            None => tracing::warn!("the file system cannot take the disk tier's space ahead of need"),
+            None => {
+                tracing::warn!("the file system cannot reserve the disk tier's space: keep this space free")
+            }
         }
         self.resize(has.max(bytes))
     }
@@ -184,14 +186,14 @@ impl DiskFile {
         let gone = |what: &str| io::Error::other(format!("{} {what}", self.path.display()));
         let open = self.file.metadata()?;
         if open.nlink() == 0 {
-            return Err(gone("was removed under the running node"));
+            return Err(gone("was removed while the node runs"));
         }
         let there = self.path.metadata().map_err(|error| gone(&format!("is not there any more: {error}")))?;
         if (there.dev(), there.ino()) != (open.dev(), open.ino()) {
-            return Err(gone("is another file now"));
+            return Err(gone("was replaced by another file"));
         }
         if open.len() < self.made_bytes.load(Ordering::Relaxed) {
-            return Err(gone("was cut under the running node"));
+            return Err(gone("was shortened while the node runs"));
         }
         Ok(())
     }

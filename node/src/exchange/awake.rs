@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stays_awake_in_vain_soon_sleeps_nearly_always_until_something_comes() {
+    fn a_thread_that_stays_awake_in_vain_soon_sleeps_nearly_always_until_something_comes() {
         let backoff = Backoff::default();
         assert_eq!(tried(&backoff, 2), 2, "the first vain time may be the end of a run");
         assert!(tried(&backoff, 64) <= 6);

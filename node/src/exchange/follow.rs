@@ -118,7 +118,7 @@ async fn link_to(peers: &Peers, order: &FollowOrder) -> Option<Rc<Link>> {
             Err(error) => match arriving.pause(peers.now(), error) {
                 Some(pause) => sleep(pause).await,
                 None => {
-                    tracing::warn!(node = writer, %error, "a writer cannot be followed");
+                    tracing::warn!(node = writer, %error, "this node cannot follow a writer on another node");
                     return None;
                 }
             },
@@ -213,7 +213,7 @@ async fn ask_once(
     };
     let request = PeerRequest::follow(chunks, order.ordered.pools.clone());
     if connection.version() < request.since() {
-        tracing::warn!(node = order.ordered.writer.node, version = %connection.version(), "a writer's node cannot be followed: upgrade it");
+        tracing::warn!(node = order.ordered.writer.node, version = %connection.version(), "this node cannot follow a writer on a node of an earlier version: upgrade that node");
         return Err(MessageError::Cut);
     }
     write_message(&mut send, &request).await?;

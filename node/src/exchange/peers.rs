@@ -143,7 +143,7 @@ impl Peers {
             }
             Effect::Silent(PeerId { node, .. }) => {
                 self.note_silent(|silent| silent.insert(node));
-                tracing::warn!(%node, "a node does not answer: it is left out until it does");
+                tracing::warn!(%node, "a node does not answer: it is left out until it answers");
             }
             Effect::Answers(PeerId { node, .. }) => {
                 self.note_silent(|silent| silent.remove(&node));
@@ -216,7 +216,7 @@ impl Peers {
         actix_rt::spawn(async move {
             let report = PeerRequest::Damaged(chunks);
             if let Err(error) = peers.ask(node, &report, REPORT_DEADLINE, &Trace::default()).await {
-                tracing::warn!(%error, "a holder did not hear of its damaged chunk");
+                tracing::warn!(%error, "cannot tell a holder that its chunk is damaged");
             }
             drop(place);
         });
@@ -423,7 +423,7 @@ async fn converse(
 ) -> Result<(Room, PeerResponse), Box<dyn std::error::Error>> {
     let version = connection.version();
     if version < request.since() {
-        return Err(format!("it speaks {version}, which has no such request: upgrade it").into());
+        return Err(format!("the node speaks {version}, which has no such request: upgrade the node").into());
     }
     let (mut send, mut receive) = connection.quic().open_bi().await?;
     send.set_priority(SMALL_FIRST)?;

@@ -173,7 +173,7 @@ impl Mover {
                 Ok(arrival) => came(at, arrival),
                 Err(failure) => {
                     if failure == FetchFailure::Malformed {
-                        tracing::warn!(holder = %from.holder, "a node answered a fetch with something else");
+                        tracing::warn!(holder = %from.holder, "a node sent a wrong answer to a fetch");
                     }
                     came(at, Arrival::Failed(failure));
                     return chunks.for_each(|(at, _)| came(at, Arrival::Failed(failure)));

@@ -281,7 +281,7 @@ impl Server {
                 Err("too many chunks in one follow")
             }
             PeerRequest::FollowPools(follow) if !follow.names_pools_of_each() => {
-                Err("a follow names pools of each chunk")
+                Err("a follow must name pools of each chunk")
             }
             PeerRequest::Damaged(chunks) if chunks.hashes.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one report")
@@ -304,11 +304,11 @@ impl Server {
         }
     }
 
-    /// Checks that a node announces for itself alone.
+    /// Checks that a node announces only its own chunks.
     fn check_announcer(&self, peer: &Identity, announce: &Announce) -> Result<(), &'static str> {
         let table = self.peers.table();
         match table.member(announce.holder.node) {
-            Some(member) if member.name != peer.name => Err("a node announces for itself alone"),
+            Some(member) if member.name != peer.name => Err("a node may announce only its own chunks"),
             // The directory handles a node that is not a member yet.
             _ => Ok(()),
         }
@@ -336,7 +336,7 @@ impl Server {
                 let Some(node) = self.peers.number_of(&peer.name) else { return busy };
                 let cheapest = self.peers.rooms().cheapest_actor().map_or(0, |(device, _)| device);
                 let Some(actor) = self.services.take_in.get(usize::from(cheapest)) else {
-                    return PeerResponse::Refused("nobody takes chunks here".to_owned());
+                    return PeerResponse::Refused("no actor of this node takes chunks".to_owned());
                 };
                 let OfferChunks { device, fingerprint, worth, chunks } = offer;
                 let holder = Holder { node, device };
@@ -358,9 +358,9 @@ impl Server {
             | PeerRequest::Purge(_)
             | PeerRequest::Pin(_) => self.answer_admin(peer, request).await,
             PeerRequest::Fetch(_) | PeerRequest::Follow(_) | PeerRequest::FollowPools(_) => {
-                PeerResponse::Refused("a fetch or follow has a stream of its own".to_owned())
+                PeerResponse::Refused("a fetch or a follow needs its own stream".to_owned())
             }
-            PeerRequest::Trace(_) => PeerResponse::Refused("a trace goes before a request".to_owned()),
+            PeerRequest::Trace(_) => PeerResponse::Refused("a trace must come before its request".to_owned()),
         }
     }
 
@@ -469,7 +469,7 @@ pub(super) fn limits_of(role: Role) -> GuestLimits {
     GuestLimits { connections, streams: streams as u32, message_bytes, waiting_bytes }
 }
 
-const NOT_ALLOWED: &str = "this role may not ask this";
+const NOT_ALLOWED: &str = "this role may not send this request";
 
 /// Bytes of a message that names no chunks.
 const SMALL_MESSAGE_BYTES: usize = 256;

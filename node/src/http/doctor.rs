@@ -25,8 +25,11 @@ pub(super) async fn findings(state: &HttpState) -> Result<Vec<FindingStatus>, Re
     {
         return Ok(findings.clone());
     }
-    let examine =
-        state.examiner.get().ok_or_else(|| Refused::Question("the node starts".to_owned()))?.clone();
+    let examine = state
+        .examiner
+        .get()
+        .ok_or_else(|| Refused::Question("the node is still starting: try again".to_owned()))?
+        .clone();
     let findings = threads::blocking(move || examine()).await;
     let findings = findings.ok_or_else(|| {
         Refused::Question("the node has no configuration file, so it does not examine its host".to_owned())

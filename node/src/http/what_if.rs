@@ -127,7 +127,7 @@ async fn begin(state: &HttpState, running: Running) {
         running.0.send_modify(|progress| progress.last = Some((clock.elapsed(), played)));
     };
     if let Err(error) = std::thread::Builder::new().name("larder-what-if".into()).spawn(work) {
-        tracing::warn!(%error, "no thread to play lookups");
+        tracing::warn!(%error, "cannot start a thread that plays lookups");
     }
 }
 

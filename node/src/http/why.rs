@@ -334,7 +334,7 @@ fn filter_of(state: &HttpState, arguments: &Arguments) -> Result<LookupFilter, R
                 let most: usize = value.parse().map_err(|_| wrong("not a number"))?;
                 filter.most = most.min(MOST_LOOKUPS);
             }
-            _ => return Err(wrong("there is no such argument")),
+            _ => return Err(wrong("this is no argument of /lookups")),
         }
     }
     Ok(filter)

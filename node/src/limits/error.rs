@@ -32,7 +32,7 @@ pub enum ConfigError {
     },
     /// Events would show tokens to anybody.
     #[error(
-        "[kv_events] tells tokens of prompts at {0}: set it to a loopback address, or `tokens` to \"encrypted\" if the way to its subscribers is encrypted"
+        "[kv_events] would send tokens of prompts to other hosts, from {0}: set the address to a loopback address, or `tokens` to \"encrypted\" if the network to the subscribers is encrypted"
     )]
     EventTokens(SocketAddr),
     /// The object store's URL names no store.

@@ -63,8 +63,8 @@ pub enum Mismatch {
     },
     /// The NUMA node of a GPU has no memory that this process may use.
     #[error(
-        "NUMA node {numa_node} has no memory that this process may use: {} is taken",
-        instead.map_or("what there is".to_owned(), |node| format!("that of NUMA node {node}"))
+        "NUMA node {numa_node} has no memory that this process may use: the arena uses memory of {}",
+        instead.map_or("any NUMA node".to_owned(), |node| format!("NUMA node {node}"))
     )]
     NoMemory {
         /// The NUMA node.
@@ -74,8 +74,8 @@ pub enum Mismatch {
     },
     /// The arenas that belong on a NUMA node do not fit into its memory.
     #[error(
-        "the arenas for NUMA node {numa_node} take {}, it has {}: the rest comes from others; lower [host] arena_bytes to \
-         have all of it near",
+        "the arenas for NUMA node {numa_node} take {}, the NUMA node has {}: other NUMA nodes give the rest; to have all \
+         memory near, lower [host] arena_bytes",
         ByteSize(*arena_bytes).display().iec(), ByteSize(*memory_bytes).display().iec()
     )]
     ArenasTooLarge {

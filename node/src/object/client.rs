@@ -188,7 +188,11 @@ impl Client {
         loop {
             // Results of other requests may have closed the side meanwhile.
             if self.is_open(Side::Writing) {
-                return Err(Failed::Trouble(Trouble::new(TroubleKind::Other, PUT, "it is left alone")));
+                return Err(Failed::Trouble(Trouble::new(
+                    TroubleKind::Other,
+                    PUT,
+                    "the node leaves the store alone after failures",
+                )));
             }
             let creates = self.can_create.get() && !is_damaged;
             let mode = if creates { PutMode::Create } else { PutMode::Overwrite };

@@ -108,7 +108,7 @@ fn folder(path: PathBuf, options: &ObjectOptions) -> Result<Opened, OpenError> {
     let failed = |source| OpenError::Folder { path: path.clone(), source };
     private::make_folder(&path).map_err(failed)?;
     if private::is_open_to_all(&path) {
-        tracing::warn!(path = %path.display(), "every user of this machine can read the object tier's folder: take that right away");
+        tracing::warn!(path = %path.display(), "every user of this machine can read the object tier's folder: remove this permission (chmod o=)");
     }
     let store = LocalFileSystem::new_with_prefix(&path);
     let store = store.map_err(|error| failed(std::io::Error::other(error)))?.with_fsync(true);

@@ -111,7 +111,7 @@ async fn fill(
     let started = clock.elapsed();
     let filled = filling::fill(limits.arena.clone(), arrivals, progress).await;
     let placement = filled.map_err(|source| ServeError::Arena { device, source })?;
-    tracing::info!(device, bytes = limits.arena.bytes(), took = ?(clock.elapsed() - started), "the arena is there");
+    tracing::info!(device, bytes = limits.arena.bytes(), took = ?(clock.elapsed() - started), "the arena has all its memory");
     Ok(DeviceHardware::of(device, &limits, &placement, &metrics))
 }
 

@@ -14,7 +14,7 @@ use crate::session::BindError;
 #[non_exhaustive]
 pub enum ServeError {
     /// The address cannot be used.
-    #[error("cannot listen on {listen}: is another process there?")]
+    #[error("cannot listen on {listen}: does another process use it?")]
     Listen {
         /// The address.
         listen: SocketAddr,

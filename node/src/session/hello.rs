@@ -101,11 +101,11 @@ async fn read_hello(socket: &UnixStream, reader: &mut FrameReader) -> Result<(u6
         if let Some(frame) = frame {
             let number = frame.header.request;
             if !frame.descriptors.is_empty() {
-                return Err(malformed(number, &"a hello brings no descriptors"));
+                return Err(malformed(number, &"a hello must have no descriptors"));
             }
             let hello = match decode_request(frame.payload) {
                 Ok(Request::Hello(hello)) => hello,
-                Ok(_) => return Err(malformed(number, &"a session starts with a hello")),
+                Ok(_) => return Err(malformed(number, &"a session must start with a hello")),
                 Err(error) => return Err(malformed(number, &error)),
             };
             if hello.client.len() > MAX_NAME_BYTES {
@@ -269,7 +269,7 @@ async fn make_window(
     // This blocks while the kernel clears the memory.
     let made = threads::blocking(move || Window::create(bytes, numa_node, Some(share))).await;
     made.map(|window| Some(Arc::new(window))).map_err(|error| {
-        tracing::warn!(%error, source = ?std::error::Error::source(&error), "no write window");
+        tracing::warn!(%error, source = ?std::error::Error::source(&error), "cannot make the write window of a session");
         refusal(RefusalCode::Internal, &error)
     })
 }

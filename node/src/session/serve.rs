@@ -87,7 +87,7 @@ enum End {
     ProcessGone,
     #[error("the node stops")]
     Stopping,
-    #[error("the node serves the tenant no more")]
+    #[error("the node no longer serves the tenant")]
     TenantLeft,
     #[error("a fault of Larder emptied the session's actor")]
     Fault,
@@ -199,11 +199,11 @@ impl Session {
             let descriptors = frame.descriptors;
             let request = decode_request(frame.payload);
             if !descriptors.is_empty() && !matches!(request, Ok(Request::RegisterTensors(_))) {
-                return Err(protocol(number, &"only tensors come with descriptors"));
+                return Err(protocol(number, &"only a registration of tensors may have descriptors"));
             }
             let request = request.map_err(|error| protocol(number, &error))?;
             if matches!(request, Request::Hello(_)) {
-                return Err(protocol(number, &"a session says hello once"));
+                return Err(protocol(number, &"a session has only one hello"));
             }
             if let Request::Trace(context) = request {
                 self.traced = Some((number, context));
@@ -368,7 +368,7 @@ const FAULT: &str =
     "a fault of Larder emptied the cache of this device: open a new session; the node's log says more";
 
 const TENANT_LEFT: &str =
-    "the node serves this tenant no more: its administrator took the tenant out of the configuration";
+    "the node no longer serves this tenant: its administrator removed the tenant from the configuration";
 
 /// How long a session looks for the next request before its thread may sleep. Waking the thread takes 15 us or more.
 const SPIN: Duration = Duration::from_micros(50);

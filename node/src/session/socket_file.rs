@@ -34,7 +34,7 @@ pub enum BindError {
     #[error("another process serves this socket: stop it, or set the tenant's `socket` to another path")]
     InUse,
     /// The system refuses.
-    #[error("may this user write there?")]
+    #[error("check that this user may write in the socket's folder")]
     Io(#[from] io::Error),
 }
 

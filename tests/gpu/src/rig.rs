@@ -131,7 +131,7 @@ impl Rig {
         let (start, mut first_layer, mut events) = (Instant::now(), None, Vec::new());
         for order in orders {
             self.numbers += 1;
-            self.device.start(OrderNumber(self.numbers), order).context("an order was refused")?;
+            self.device.start(OrderNumber(self.numbers), order).context("the device refused an order")?;
         }
         while left > 0 {
             self.device.poll(&mut events)?;

@@ -25,10 +25,10 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 /// Lives through whole clusters in virtual time, with every fault that they must endure.
 ///
 /// A seed decides everything: five nodes of two actors each, the requests of engines, and at least four faults in a minute.
-/// Whatever a cluster must always do is looked at after every step; once the faults have stopped, nothing may be left over. For a
-/// seed that fails, a command is printed that repeats it, with the fewest faults that still fail.
+/// The invariants of a cluster are checked after every step. Once the faults have stopped, nothing may be left over. For a seed
+/// that fails, the command that repeats it is printed, with the fewest faults that still make it fail.
 ///
-/// Exit status: 0 if all is well, 1 if something failed, 2 for a command that cannot be understood.
+/// Exit status: 0 if all is well, 1 if something failed, 2 for impossible arguments.
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Arguments {
@@ -37,13 +37,13 @@ struct Arguments {
     /// Number of seeds to simulate.
     #[arg(long, default_value_t = 20, value_name = "COUNT")]
     seeds: u64,
-    /// The first of them.
+    /// The first seed.
     #[arg(long, default_value_t = 1, value_name = "SEED")]
     first: u64,
     /// Lives through this seed alone.
     #[arg(long, conflicts_with_all = ["seeds", "first"])]
     seed: Option<u64>,
-    /// Only with these of the seed's faults, by number; an empty list: without faults.
+    /// The numbers of the seed's faults that happen; with an empty list, no fault happens.
     #[arg(long, value_delimiter = ',', requires = "seed", value_name = "NUMBERS", num_args = 0..)]
     only_faults: Option<Vec<usize>>,
     /// Prints everything that happens.
@@ -52,10 +52,10 @@ struct Arguments {
     /// Ends after the seed during which this many seconds have passed.
     #[arg(long, value_name = "SECONDS")]
     within: Option<u64>,
-    /// Seeds or planted faults at a time.
+    /// Number of seeds or planted faults that run at a time.
     #[arg(long, global = true, default_value_t = 2, value_name = "COUNT")]
     jobs: usize,
-    /// Does not look for the fewest faults with which a seed fails.
+    /// Does not search for the fewest faults that make a seed fail.
     #[arg(long)]
     no_shrinking: bool,
     /// Prints the report as JSON.
@@ -65,7 +65,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Plants faults into a copy of the sources, and checks whether the simulation finds each fault alone.
+    /// Plants faults into a copy of the sources, and checks for each fault whether the simulation finds it.
     Planted {
         /// Limit of seeds for each fault.
         #[arg(long, default_value_t = 200, value_name = "COUNT")]
@@ -76,7 +76,7 @@ enum Command {
         /// Ends after the fault during which this many seconds have passed.
         #[arg(long, value_name = "SECONDS")]
         within: Option<u64>,
-        /// The sources.
+        /// The folder of Larder's sources.
         #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))]
         sources: PathBuf,
     },

@@ -95,7 +95,7 @@ fn build(sources: &Path, all: &[Planted]) -> Result<PathBuf> {
         }
         // An unchanged file keeps its time, so that it is not built again.
         if std::fs::read(&to).ok().as_ref() != Some(&bytes) {
-            std::fs::create_dir_all(to.parent().context("a file has a folder")?)?;
+            std::fs::create_dir_all(to.parent().context("the file has no folder")?)?;
             std::fs::write(&to, bytes)?;
         }
     }
@@ -106,6 +106,6 @@ fn build(sources: &Path, all: &[Planted]) -> Result<PathBuf> {
         .current_dir(&tree)
         .env("CARGO_TARGET_DIR", &target)
         .status()?;
-    ensure!(built.success(), "with the faults the sources do not build");
+    ensure!(built.success(), "the sources with the planted faults do not build");
     Ok(target.join("simulation/larder-simulation"))
 }

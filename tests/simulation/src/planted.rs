@@ -58,8 +58,17 @@ impl Planted {
     /// Fails if the old text is not there exactly once, or the new text does not ask whether the fault is chosen.
     pub fn apply(&self, right: &str) -> Result<String> {
         let count = right.matches(&self.old).count();
-        ensure!(count == 1, "{}: its text is {count} times in {}", self.name, self.file.display());
-        ensure!(self.new.contains("PLANTED"), "{}: it is always there", self.name);
+        ensure!(
+            count == 1,
+            "{}: the old text occurs {count} times in {}, not once",
+            self.name,
+            self.file.display()
+        );
+        ensure!(
+            self.new.contains("PLANTED"),
+            "{}: the new text lacks PLANTED, so the fault is always on",
+            self.name
+        );
         let is_chosen = format!(
             "{{ static IS: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| \
              std::env::var(\"{CHOSEN}\").is_ok_and(|name| name == \"{}\")); *IS }}",

@@ -104,7 +104,7 @@ fn an_older_epoch_is_seen() {
 }
 
 #[test]
-fn rows_of_nobody_are_seen() {
+fn missing_rows_are_seen() {
     let mut world = cluster(1);
     world.is_busy = false;
     world.run_until(Duration::from_secs(30));
@@ -116,7 +116,7 @@ fn rows_of_nobody_are_seen() {
 }
 
 #[test]
-fn what_is_left_at_rest_is_seen() {
+fn leftovers_at_rest_are_seen() {
     let said = violation(cluster(1), World::check_rest);
     assert!(said.contains("are left at rest"), "{said}");
 }

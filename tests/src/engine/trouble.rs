@@ -62,7 +62,7 @@ impl Trouble {
     }
 
     fn put(&mut self, names: impl Iterator<Item = u8>) -> anyhow::Result<()> {
-        let window = self.window.as_ref().context("it has a window")?;
+        let window = self.window.as_ref().context("the session has no window")?;
         let window = Mapping::writable(window.as_fd(), 1 << 20)?;
         for name in names {
             put(&mut self.session, &self.registered, &window, &prompt(name, 128))?;

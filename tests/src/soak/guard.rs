@@ -28,7 +28,8 @@ pub(super) fn wrapped(args: &[OsString]) -> Option<Vec<OsString>> {
 /// Becomes the command. Returns only if that fails, with the reason.
 pub(super) fn become_it(wrapped: &[OsString]) -> anyhow::Error {
     let tie = || -> anyhow::Result<()> {
-        set_parent_process_death_signal(Some(Signal::KILL)).context("no signal on the parent's death")?;
+        set_parent_process_death_signal(Some(Signal::KILL))
+            .context("cannot arrange a signal for the death of the parent process")?;
         let parent = wrapped[0].to_str().and_then(|text| text.parse().ok());
         anyhow::ensure!(getppid().map(Pid::as_raw_pid) == parent, "the run that started this is gone");
         Ok(())

@@ -8,8 +8,8 @@ use clap::{Parser, ValueEnum};
 
 /// Attack a running cluster and check every byte that it serves
 ///
-/// Starts a cluster of processes on this machine, plays engines against it, breaks it on purpose, and counts what must
-/// never happen: wrong bytes, failed requests, processes that died on their own.
+/// Starts a cluster of processes on this machine, plays engines against it, breaks it on purpose, and counts events
+/// that must never happen: wrong bytes, failed requests, processes that died on their own.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "tests/soak",
@@ -17,27 +17,27 @@ use clap::{Parser, ValueEnum};
 Scenarios:
   sizes   Two replays at once whose chunks have 64 KiB and 4 KiB, on two nodes with 64 MiB each
   again   One trace after another on the same two nodes; then a tenant that gives the same hashes
-          different parents on each of them, and fills both
+          different parents on the two nodes, and fills both nodes
   mixed   Two tenants with three namespaces each (4 KiB; two slices of 20 KiB; 64 KiB with a recurrent
-          state), memory for a tenth of what they use, a disk for half of it, chains with holes, leases
+          state), memory for a tenth of their chunks, a disk for half of them, chains with holes, leases
           that are held, prefetches, pins and cancelled requests; a node is killed (SIGKILL) every 20 s
           and started again
-  faults  The same, and more: nodes that stop for seconds (SIGSTOP), a clone with a node's identity, a
-          disk with sectors that cannot be read, an object store that hangs, idle and hostile
-          connections. Shows whether memory (resident, without arena and windows) and descriptors grow, and for
-          how long a healthy peer was left out
+  faults  The same as `mixed`, and more: nodes that stop for seconds (SIGSTOP), a clone with a
+          node's identity, a disk with sectors that cannot be read, an object store that hangs, idle and
+          hostile connections. Shows whether memory (resident, without arena and windows) and descriptors
+          grow, and for how long a healthy peer was left out
 
-What is counted:
-  wrong bytes      bytes served under a key that are not the bytes of that key
+Counted events:
+  wrong bytes      bytes that are served under a key and are not the bytes of this key
   failed requests  requests that ended with an error, or were not answered in 10 s. Not counted: an answer
-                   that the node is busy (asked again for 10 s, then the engine computes), and what a node
-                   does not answer while this command keeps it killed or stopped; such a request is asked
-                   again once the node is back, and fails where that does not help within 60 s
+                   that the node is busy (the engine repeats the request for 10 s, then computes); a request
+                   to a node that this command keeps killed or stopped (the engine repeats the request when
+                   the node is back; it counts as failed if it gets no answer within 60 s)
   deaths           processes that ended without being told to, parts of a node that panicked, and processes
-                   that do not end when they are told to
+                   that did not end when they were told to
 
-Exit status: 0 where all three are 0 (and nothing grew, in a run of `faults` of 5 minutes or more), 1 where not, 2 where
-the arguments make no sense. The folder with all logs is kept where it is 1.
+Exit status: 0 if all three counts are 0 (and, in a run of `faults` of 5 minutes or more, nothing grew), 1 if not, 2 for
+impossible arguments. If the status is 1, the folder with all logs is kept.
 
 Examples:
   tests/soak                              20 minutes of `mixed`
@@ -51,11 +51,11 @@ pub(super) struct Options {
     #[arg(value_enum, default_value_t = Scenario::Mixed)]
     pub(super) scenario: Scenario,
 
-    /// How long at most [default: 20 for `mixed` and `faults`; `sizes` and `again` end with their rounds]
+    /// The longest time of the run [default: 20 for `mixed` and `faults`; `sizes` and `again` end with their rounds]
     #[arg(long, value_name = "MINUTES", value_parser = positive)]
     minutes: Option<f64>,
 
-    /// What all choices are drawn from
+    /// The seed of all random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) seed: u64,
 
@@ -63,7 +63,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) rounds: u32,
 
-    /// Requests of each replay of `sizes` and `again` at most
+    /// The most requests of each replay of `sizes` and `again` [default: all]
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
     pub(super) requests: usize,
 
@@ -75,11 +75,11 @@ pub(super) struct Options {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=16))]
     pub(super) nodes: u16,
 
-    /// MiB of each node's arena in `mixed` and `faults`; engines use ten times all of them
+    /// MiB of each node's arena in `mixed` and `faults`; engines use chunks of ten times this size
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u64).range(16..=4096))]
     pub(super) arena_mib: u64,
 
-    /// Time between kills in `mixed` and `faults`, and between other faults
+    /// Time between two kills, and between two other faults, in `mixed` and `faults`
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = positive)]
     kill_every: f64,
 
@@ -91,11 +91,11 @@ pub(super) struct Options {
     #[arg(long, short)]
     pub(super) quiet: bool,
 
-    /// Where configuration files, logs and disks go [default: a folder of its own, removed where all was right]
+    /// The folder for configuration files, logs and disks [default: a temporary one, removed after a good run]
     #[arg(long, value_name = "FOLDER")]
     pub(super) folder: Option<PathBuf>,
 
-    /// Keep that folder in any case
+    /// Keep the temporary folder in any case
     #[arg(long)]
     pub(super) keep: bool,
 
@@ -113,7 +113,7 @@ pub(super) enum Scenario {
     Again,
     /// Namespaces, tenants, holes and kills
     Mixed,
-    /// The same with more faults
+    /// The same as `mixed` with more faults
     Faults,
 }
 

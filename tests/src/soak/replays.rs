@@ -27,7 +27,7 @@ pub(super) async fn two_sizes(run: &SoakRun) -> anyhow::Result<Vec<Verdict>> {
             path
         }
     };
-    let trace = trace.to_str().context("the trace's path is a text")?;
+    let trace = trace.to_str().context("the trace's path is not UTF-8")?;
     let coordinator = cluster.coordinator()?;
     let (large, small) =
         (run.options.requests.min(1_500).to_string(), run.options.requests.min(600).to_string());
@@ -107,7 +107,7 @@ impl DevCluster {
             .stdout(Stdio::piped())
             .stderr(log)
             .spawn()?;
-        let mut stdout = BufReader::new(child.stdout.take().context("it has a standard output")?);
+        let mut stdout = BufReader::new(child.stdout.take().context("the cluster has no standard output")?);
         let mut line = String::new();
         stdout.read_line(&mut line).await?;
         let addresses: Addresses = serde_json::from_str(&line)
@@ -120,7 +120,7 @@ impl DevCluster {
     }
 
     fn coordinator(&self) -> anyhow::Result<String> {
-        Ok(self.addresses.coordinator.context("it has a coordinator")?.to_string())
+        Ok(self.addresses.coordinator.context("the cluster has no coordinator")?.to_string())
     }
 
     /// Counts the processes that died since the last call.
@@ -171,7 +171,10 @@ impl DevCluster {
     /// Stops the cluster as a person would.
     async fn stop(mut self, run: &SoakRun) -> anyhow::Result<()> {
         self.watch(run).await?;
-        crate::server::signal(self.child.id().context("it runs")?, rustix::process::Signal::TERM)?;
+        crate::server::signal(
+            self.child.id().context("the cluster has ended")?,
+            rustix::process::Signal::TERM,
+        )?;
         let ended = tokio::time::timeout(Duration::from_secs(30), self.child.wait()).await;
         match ended {
             Ok(Ok(status)) if status.success() => {}
@@ -192,7 +195,10 @@ async fn replay(run: &SoakRun, coordinator: &str, arguments: &[&str]) -> anyhow:
         .spawn()?;
     let (mut report, mut said) = (String::new(), String::new());
     let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
-    let (stdout, stderr) = (stdout.as_mut().context("piped")?, stderr.as_mut().context("piped")?);
+    let (stdout, stderr) = (
+        stdout.as_mut().context("an output of the replay is not piped")?,
+        stderr.as_mut().context("an output of the replay is not piped")?,
+    );
     let read = (stdout.read_to_string(&mut report), stderr.read_to_string(&mut said));
     let (reported, told) = tokio::join!(read.0, read.1);
     reported?;

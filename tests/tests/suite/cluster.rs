@@ -140,7 +140,7 @@ fn nodes_whose_coordinator_is_gone_say_so_until_it_is_back() {
         });
     }
     wait::until("the log says so, too", || {
-        cluster.node(1).log().contains("no coordinator that leads is found").then_some(())
+        cluster.node(1).log().contains("no leading coordinator is found").then_some(())
     });
 
     cluster.start_coordinator().unwrap();

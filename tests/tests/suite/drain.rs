@@ -134,11 +134,11 @@ fn a_drain_is_told_to_a_coordinator_that_starts_again_meanwhile() {
 }
 
 #[test]
-fn the_last_node_is_not_drained_nor_one_that_nobody_knows_nor_by_anybody_but_an_admin() {
+fn a_drain_is_refused_for_the_last_node_for_an_unknown_node_and_without_an_admins_certificate() {
     let cluster = cluster(1, "");
     let (status, _, said) = admin(&cluster, &["drain", "node-0"]);
     assert_eq!(status, Some(1));
-    assert!(said.contains("nobody would take its chunks"), "{said}");
+    assert!(said.contains("no other node would take its chunks"), "{said}");
     let (status, _, said) = admin(&cluster, &["drain", "node-7"]);
     assert_eq!(status, Some(2));
     assert!(said.contains("the coordinator knows no node `node-7`"), "{said}");
@@ -149,7 +149,7 @@ fn the_last_node_is_not_drained_nor_one_that_nobody_knows_nor_by_anybody_but_an_
 }
 
 #[test]
-fn of_two_nodes_that_drain_at_once_with_no_other_none_leaves() {
+fn the_only_two_nodes_never_leave_by_draining_at_once() {
     let cluster = cluster(2, "");
     for node in 0..2 {
         Engine::connect(&cluster.socket(node)).put(&prompt(b'a' + node as u8, 50));
@@ -181,7 +181,7 @@ fn a_drain_outlives_a_moment_in_which_the_only_other_node_is_suspect() {
 }
 
 #[test]
-fn whoever_watches_a_drain_that_is_none_hears_so() {
+fn watching_a_node_that_does_not_drain_is_an_error() {
     let cluster = cluster(1, "");
     let (status, _, said) = admin(&cluster, &["drain", "node-0", "--watch"]);
     assert_eq!(status, Some(1), "{said}");

@@ -150,7 +150,7 @@ fn bodies_that_never_come_keep_no_health_check_out() {
 }
 
 #[test]
-fn a_node_tells_whoever_sends_no_body_that_it_did_not_come() {
+fn a_client_that_sends_no_body_gets_the_status_408() {
     let cluster = Cluster::start(LARDER, 1).unwrap();
     let mut silent = TcpStream::connect(cluster.node(0).http()).unwrap();
     silent.write_all(b"POST /explain HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{").unwrap();

@@ -290,7 +290,7 @@ fn a_leader_that_is_left_alone_stops_and_nobody_obeys_it_then_or_later() {
     wait::through(Duration::from_secs(3), || _ = look());
     assert_eq!((0..3).filter(leads).count(), 1);
     let said = coordinators[old].log();
-    assert!(said.contains("this coordinator leads no more"), "{said}");
+    assert!(said.contains("this coordinator no longer leads"), "{said}");
     for server in coordinators.iter_mut().chain(&mut { nodes }) {
         assert_eq!(server.ended().unwrap(), None, "{}", server.log());
     }

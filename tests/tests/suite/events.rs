@@ -462,5 +462,8 @@ fn an_engine_that_describes_chunks_wrongly_loses_its_session_and_tokens_are_not_
     });
     let public = kv_events.replace("127.0.0.1", "0.0.0.0");
     let error = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{public}{ONE_TENANT}")).err().unwrap();
-    assert!(format!("{error:#}").contains("tells tokens of prompts at 0.0.0.0:0"), "{error:#}");
+    assert!(
+        format!("{error:#}").contains("would send tokens of prompts to other hosts, from 0.0.0.0:0"),
+        "{error:#}"
+    );
 }

@@ -158,7 +158,10 @@ fn foreign_descriptors_are_closed_and_refused() {
     writer.push_response(9, &Response::Unpinned, memory).unwrap();
     writer.flush(session.socket().as_fd()).unwrap();
     let (code, text) = last_words(&mut session).expect("the node says why");
-    assert_eq!((code, text.as_str()), (RefusalCode::Protocol, "only tensors come with descriptors"));
+    assert_eq!(
+        (code, text.as_str()),
+        (RefusalCode::Protocol, "only a registration of tensors may have descriptors")
+    );
     drop(session);
     node.wait_for("sessions", 1);
     wait::until("the descriptors to be closed", || (descriptors(&node) <= before).then_some(()));
@@ -170,11 +173,14 @@ fn messages_out_of_order_are_refused() {
     let (node, innocent) = stage();
     let mut early = RawSession::connect(&node.socket("default")).unwrap();
     early.send(&register(BLOCK_BYTES as u64)).unwrap();
-    assert_eq!(last_words(&mut early), Some((RefusalCode::Protocol, "a session starts with a hello".into())));
+    assert_eq!(
+        last_words(&mut early),
+        Some((RefusalCode::Protocol, "a session must start with a hello".into()))
+    );
     let mut twice = RawSession::connect(&node.socket("default")).unwrap();
     twice.ask(&hello()).unwrap();
     twice.send(&hello()).unwrap();
-    assert_eq!(last_words(&mut twice), Some((RefusalCode::Protocol, "a session says hello once".into())));
+    assert_eq!(last_words(&mut twice), Some((RefusalCode::Protocol, "a session has only one hello".into())));
     let mut windbag = RawSession::connect(&node.socket("default")).unwrap();
     let name = Hello { version: SESSION_VERSION, client: "x".repeat(1_000), device: None, window_bytes: 0 };
     windbag.send(&Request::Hello(name)).unwrap();

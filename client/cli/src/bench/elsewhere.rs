@@ -34,7 +34,7 @@ pub fn lookup_beside_a_ping(
     let cluster = runtime.block_on(DevCluster::start(options))?;
     runtime.block_on(cluster.joined())?;
     let sockets = &cluster.addresses().nodes[0].sockets;
-    let socket = sockets.get(TENANT).context("the node has a socket")?;
+    let socket = sockets.get(TENANT).context("the node has no socket")?;
     let engine = runtime.block_on(End::connect(socket, Transfer::of(BLOCK_BYTES)))?;
     let mut pids = cluster.pids().into_iter().skip(1).filter_map(|(_, pid)| pid);
     pids.next().map_or(Ok(()), |asked| placement.put_with_engine(asked))?;

@@ -64,7 +64,7 @@ pub fn load(load: Load, mut tell: impl FnMut(&Step) -> anyhow::Result<()>) -> an
         cluster.joined().await?;
         let sockets = cluster.addresses().nodes.iter().map(|node| node.sockets.get(TENANT));
         let sockets: Vec<&Path> = sockets
-            .map(|socket| Ok(socket.context("the node has a socket")?.as_path()))
+            .map(|socket| Ok(socket.context("the node has no socket")?.as_path()))
             .collect::<anyhow::Result<_>>()?;
         let nodes: Vec<u32> = cluster.pids().into_iter().skip(1).filter_map(|(_, pid)| pid).collect();
         let mut engines = Engines::connect(sockets[0], sockets[1]).await?;

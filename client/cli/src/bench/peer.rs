@@ -183,7 +183,7 @@ impl End {
         cluster.joined().await?;
         let connect = async |node: usize| {
             let sockets = &cluster.addresses().nodes[node].sockets;
-            Self::connect(sockets.get(TENANT).context("the node has a socket")?, transfer).await
+            Self::connect(sockets.get(TENANT).context("the node has no socket")?, transfer).await
         };
         let ends = [connect(0).await?, connect(1).await?];
         Ok((cluster, ends))
@@ -220,7 +220,10 @@ impl End {
                 anyhow::Ok(found.spans.last().map_or(0, |span| span.to as usize))
             };
             while found().await? < chain.len() {
-                anyhow::ensure!(now() - start < PATIENCE, "a block that was put is not found elsewhere");
+                anyhow::ensure!(
+                    now() - start < PATIENCE,
+                    "the other node does not find a block that was put"
+                );
                 tokio::time::sleep(POLL).await;
             }
         }
@@ -240,7 +243,7 @@ impl End {
                 let Some(chain) = waiting.borrow_mut().next() else { return Ok(()) };
                 let start = now();
                 let lease = self.session.lease(&self.namespace, chain).await?;
-                anyhow::ensure!(lease.chunks() == chain.len(), "a block that was found did not come");
+                anyhow::ensure!(lease.chunks() == chain.len(), "a block that a lookup found did not come");
                 latencies.borrow_mut().push(now() - start);
             }
         }))

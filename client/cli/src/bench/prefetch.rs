@@ -126,7 +126,7 @@ impl PrefetchBench {
             let ticket = near.session.prefetch(&near.namespace, chain, options).await?;
             let lease = near.session.collect(ticket, Wait::Complete).await?;
             let took = now() - start;
-            anyhow::ensure!(lease.chunks() == chain.len(), "a chunk that was found did not come");
+            anyhow::ensure!(lease.chunks() == chain.len(), "a chunk that a lookup found did not come");
             Ok(took)
         })
     }
@@ -138,7 +138,7 @@ fn wait_for_disk(node: SocketAddr) -> anyhow::Result<()> {
     loop {
         let status: Status = http::get_json(&node, "/status")?;
         let disk = status.actors.first().and_then(|actor| actor.disk);
-        if disk.context("the node has a disk")?.waiting_bytes == 0 {
+        if disk.context("the node has no disk")?.waiting_bytes == 0 {
             return Ok(());
         }
         anyhow::ensure!(now() - start < PATIENCE, "the disk does not keep up");

@@ -54,7 +54,9 @@ impl BareQuinn {
         })?;
         let Ok(address) = told.recv() else {
             let failed = peer.join().ok().and_then(Result::err);
-            return Err(failed.unwrap_or_else(|| anyhow::anyhow!("it ended")).context("no end to talk to"));
+            return Err(failed
+                .unwrap_or_else(|| anyhow::anyhow!("the answering thread ended"))
+                .context("cannot start the answering side"));
         };
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (endpoint, connection) = runtime.block_on(connect(&asker, settings, address))?;
@@ -130,7 +132,7 @@ async fn answer(
 ) -> anyhow::Result<()> {
     let endpoint = Endpoint::bind(any_port(), credentials, settings)?;
     tell.send(endpoint.local_address())?;
-    let incoming = endpoint.accept().await.context("nobody connects")?;
+    let incoming = endpoint.accept().await.context("the other side does not connect")?;
     let connection = incoming.accept().await?;
     let source = Rc::new(RefCell::new(source));
     while let Ok((send, receive)) = connection.quic().accept_bi().await {

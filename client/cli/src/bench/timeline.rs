@@ -117,7 +117,7 @@ impl Told {
     fn mean(&self, stage: &str) -> anyhow::Result<f64> {
         let told = self.0.get(stage).filter(|(_, count)| *count > 0.0);
         told.map(|(sum, count)| sum / count)
-            .with_context(|| format!("the nodes tell nothing of the stage `{stage}`"))
+            .with_context(|| format!("the nodes have no metrics of the stage `{stage}`"))
     }
 
     /// The stages of a get that took `whole` seconds, in their order.

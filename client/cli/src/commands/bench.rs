@@ -136,8 +136,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         placement.be_answerer()?;
         let cluster = runtime.block_on(DevCluster::start(node_options()?))?;
         placement.be_engine()?;
-        let sockets = &cluster.addresses().nodes.first().context("the cluster has a node")?.sockets;
-        let socket = sockets.get(TENANT).context("the node has a socket")?;
+        let sockets = &cluster.addresses().nodes.first().context("the cluster has no node")?.sockets;
+        let socket = sockets.get(TENANT).context("the node has no socket")?;
         let engine = SessionBench::connect(socket, &placement, rounds)?;
         for (name, bench) in SESSION_BENCHES.iter().filter(|(name, _)| wanted(name)) {
             measurements.push(bench(&engine).with_context(|| format!("cannot measure {name}"))?);

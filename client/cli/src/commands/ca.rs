@@ -154,7 +154,7 @@ impl Issue {
         let identity = Identity { role: self.role, tenant: self.tenant.clone(), name: self.name.clone() };
         let read_back = identity.to_string().parse::<Identity>();
         let identity = read_back.context(Usage(
-            "names and tenants have 1 to 256 characters out of A-Z a-z 0-9 . _ -".to_owned(),
+            "a name and a tenant have 1 to 256 characters out of A-Z a-z 0-9 . _ -".to_owned(),
         ))?;
         if self.name.starts_with(['.', '-']) {
             let text = format!("the name {} cannot name files: begin it with a letter or a digit", self.name);
@@ -183,7 +183,10 @@ fn write(dir: &Path, name: &str, files: &Issued) -> anyhow::Result<(PathBuf, Pat
     let refused = |path: &Path, error: io::Error| {
         let text = match error.kind() {
             ErrorKind::AlreadyExists => {
-                format!("{} is there already, and nothing is replaced", path.display())
+                format!(
+                    "{} exists already, and is not replaced: remove it first, or choose another --dir",
+                    path.display()
+                )
             }
             _ => format!("cannot write {}", path.display()),
         };

@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Err(error) => failed = Some(error),
         }
     }
-    Err(failed.unwrap_or_else(|| anyhow::anyhow!("no coordinator is named")))
+    Err(failed.unwrap_or_else(|| anyhow::anyhow!("no coordinator is given")))
 }
 
 /// The loopback address at which the console answers without a token; `None` if the coordinator is on another host.

@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         // The thread ends with its stream, or with the process.
         thread::spawn(move || {
             if let Err(error) = tell(&node, follow, &sender) {
-                // An error means that nobody prints any more.
+                // An error means that the output is closed.
                 let _ = sender.send(Err(error.context(node.name)));
             }
         });
@@ -116,7 +116,7 @@ fn tell(node: &Surveyed, follow: bool, sender: &SyncSender<anyhow::Result<Line>>
     }
     let told = |event: &str, chunk| {
         let line = Line { node: node.name.clone(), event: event.to_owned(), chunk };
-        sender.send(Ok(line)).context("nobody prints any more")
+        sender.send(Ok(line)).context("the output is closed")
     };
     loop {
         let lines = http::get_lines(&node.http, "/events")?;
@@ -134,7 +134,7 @@ fn read(
 ) -> anyhow::Result<Ended> {
     let mut event = String::new();
     for line in lines {
-        let line = line.context("the node's events end")?;
+        let line = line.context("the node's stream of events broke")?;
         if let Some(name) = line.strip_prefix("event: ") {
             event = name.to_owned();
         }
@@ -146,10 +146,10 @@ fn read(
                 told("lagged", None)?;
                 return Ok(Ended::Lagged);
             }
-            _ => told(&event, Some(serde_json::from_str(data).context("an event is not understood")?))?,
+            _ => told(&event, Some(serde_json::from_str(data).context("cannot read an event of the node")?))?,
         }
     }
-    bail!("the node's events end: it stopped")
+    bail!("the node's stream of events ended: the node stopped")
 }
 
 impl Line {
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn a_stream_that_ends_or_is_garbage_is_an_error() {
         let stopped = events(&STREAM[..STREAM.find("event: lagged").unwrap()], true).1.unwrap_err();
-        assert!(stopped.to_string().contains("it stopped"), "{stopped}");
+        assert!(stopped.to_string().contains("the node stopped"), "{stopped}");
         assert!(events("event: held\ndata: {", true).1.is_err());
     }
 }

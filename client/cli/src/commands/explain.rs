@@ -230,7 +230,7 @@ impl Explained {
             tokens(*chunks)
         );
         if let Some(why) = &self.lookup.refused {
-            text += &format!("It was refused: {why}\n");
+            text += &format!("The request was refused: {why}\n");
         }
         text
     }

@@ -143,7 +143,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 impl Args {
     fn scope(&self) -> anyhow::Result<PurgeScope> {
         if self.chunks.len() > MAX_CHAIN_CHUNKS {
-            return Err(Usage(format!("name {MAX_CHAIN_CHUNKS} chunks at most")).into());
+            return Err(Usage(format!("--chunks: a purge names at most {MAX_CHAIN_CHUNKS} chunks")).into());
         }
         Ok(match (&self.tenant, self.namespace_id) {
             (Some(tenant), _) => PurgeScope::Tenant(tenant.clone()),

@@ -111,13 +111,16 @@ async fn ask_coordinator_to_reload(
     let asked = address.clone();
     let status =
         tokio::task::spawn_blocking(move || crate::http::get_json::<Status>(&asked, "/status")).await??;
-    ensure!(status.peer_port > 0, "{address} does not tell its address for admins: it has an older version");
+    ensure!(
+        status.peer_port > 0,
+        "{address} has an older version, which cannot reload: upgrade the coordinator"
+    );
     let mut peer =
-        tokio::net::lookup_host(address.to_string()).await?.next().context("its name has no address")?;
+        tokio::net::lookup_host(address.to_string()).await?.next().context("the name has no address")?;
     peer.set_port(status.peer_port);
     match ask_at(credentials, peer, &FollowerMessage::Reload).await? {
         CoordinatorMessage::Reloaded(reloaded) => Ok(*reloaded),
-        CoordinatorMessage::Refused(refused) => bail!("refused: {refused}"),
+        CoordinatorMessage::Refused(refused) => bail!("the coordinator refuses: {refused}"),
         _ => bail!("the coordinator sent an unexpected answer"),
     }
 }
@@ -165,7 +168,7 @@ impl Report {
                     name.as_str().into(),
                     key.as_str().into(),
                     Cell::Unknown,
-                    "counts from the next start on".into(),
+                    "takes effect at the next start".into(),
                 ]);
             }
             if let Some(error) = error {

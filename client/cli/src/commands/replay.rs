@@ -340,7 +340,9 @@ impl Args {
             let asked = coordinator.clone();
             let nodes = tokio::task::spawn_blocking(move || NodeAddress::discover(&asked)).await??;
             if nodes.is_empty() {
-                bail!("the coordinator at {coordinator} knows no nodes");
+                bail!(
+                    "the coordinator at {coordinator} knows no nodes: start a node, or see `larder status`"
+                );
             }
             return Ok((None, nodes));
         }
@@ -363,7 +365,7 @@ impl Args {
         }
         let started = cluster.and_then(|cluster| cluster.addresses().coordinator).map(Coordinators::from);
         let coordinator = started.or_else(|| self.coordinator.clone());
-        let coordinator = coordinator.context("there is no coordinator to ask: --route cache needs one")?;
+        let coordinator = coordinator.context("--route cache needs a coordinator, and there is none")?;
         let namespace = replay_namespace(self.block_bytes).fingerprint(TENANT);
         Ok(Some(Router::new(coordinator, &namespace)))
     }

@@ -72,7 +72,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     if status.nodes.len() < 2 {
         return Err(Usage(
-            "the cluster has one node: nobody would take its chunks; restart its process".into(),
+            "the cluster has one node, so no other node would take its chunks: restart the node's process"
+                .into(),
         )
         .into());
     }

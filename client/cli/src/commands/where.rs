@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_holds_most_stands_first_and_what_is_missing_is_said() {
+    fn the_node_with_most_chunks_comes_first_and_silent_homes_are_named() {
         let holdings = json!({
             "cluster": {"chunks": 3, "tokens": 1536},
             "nodes": [{"name": "a", "chunks": 1, "tokens": 512}, {"name": "b", "chunks": 3, "tokens": 1536}],

@@ -44,7 +44,7 @@ impl DrainedLine {
     /// Prints the line, so that the process that started this node does not start it again.
     pub(crate) fn print(self) {
         if let Err(error) = output::print_json(&self) {
-            tracing::warn!(%error, "cannot say that it has drained");
+            tracing::warn!(%error, "cannot print that the node has drained");
         }
     }
 }
@@ -53,7 +53,7 @@ impl ReadyLine {
     /// Prints the line for the process that started this server.
     pub(crate) fn print(&self) {
         if let Err(error) = output::print_json(self) {
-            tracing::warn!(%error, "cannot say that it serves");
+            tracing::warn!(%error, "cannot print that the server is ready");
         }
     }
 }

@@ -19,7 +19,7 @@ pub enum DevError {
         what: String,
     },
     /// The system does not tell the path of this program.
-    #[error("cannot find this program to start it again")]
+    #[error("cannot find the file of this program, from which it starts the cluster's processes")]
     Program {
         /// The system's error.
         source: std::io::Error,

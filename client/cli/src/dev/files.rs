@@ -307,7 +307,7 @@ fn remove_left_behind(runtime_dir: &Path) {
     for dir in own.map(|entry| entry.path()) {
         let Ok(Some(_lock)) = lock(&dir) else { continue };
         if let Err(error) = fs::remove_dir_all(&dir) {
-            tracing::warn!(dir = %dir.display(), %error, "cannot remove what a killed cluster left behind");
+            tracing::warn!(dir = %dir.display(), %error, "cannot remove the files of a killed cluster: remove the directory yourself");
         }
     }
 }

@@ -104,7 +104,8 @@ impl Probes {
 impl Target {
     fn probe(name: &str) -> Self {
         let found = name.to_socket_addrs().map_err(|error| error.to_string());
-        let address = found.and_then(|mut found| found.next().ok_or_else(|| "it has no address".to_owned()));
+        let address =
+            found.and_then(|mut found| found.next().ok_or_else(|| "the name has no address".to_owned()));
         let path_mtu = address.as_ref().ok().and_then(|&address| path_mtu(address).ok());
         Self { name: name.to_owned(), address, path_mtu }
     }

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_soonest_stays_and_heads_stay_before_tails() {
+    fn the_optimum_keeps_the_chunks_that_are_used_soonest_and_heads_before_tails() {
         let trace = workload(&[&[1, 2, 3], &[4], &[1, 2], &[4]]);
         assert_eq!(hits(&trace, 1), 1);
         assert_eq!(hits(&trace, 2), 2, "1 and 2, or 4: never 3");
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn no_choice_of_what_to_keep_hits_more() {
+    fn no_other_choice_of_chunks_hits_more_than_the_optimum() {
         let mut rng = fastrand::Rng::with_seed(4);
         for round in 0..20 {
             let prompt = |rng: &mut fastrand::Rng| -> Vec<u64> {

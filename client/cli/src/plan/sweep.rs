@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_template_is_one() {
+    fn the_progress_template_is_valid() {
         assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
     }
 }

@@ -82,7 +82,9 @@ enum LinkState {
 #[non_exhaustive]
 pub enum LinkError {
     /// The node serves other tenants only.
-    #[error("{node} has no socket for tenant `{TENANT}`")]
+    #[error(
+        "{node} has no socket for tenant `{TENANT}`: a replay needs this tenant in the node's [[tenants]]"
+    )]
     NoSocket {
         /// The node's name.
         node: String,

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_template_is_one() {
+    fn the_progress_template_is_valid() {
         assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
     }
 

@@ -85,7 +85,9 @@ pub enum SizeError {
         layers: usize,
     },
     /// Layers and their list of kinds disagree.
-    #[error("`num_hidden_layers` is {layers}, but `{field}` names {found}")]
+    #[error(
+        "`num_hidden_layers` is {layers}, but `{field}` names {found} layers: pass --set num_hidden_layers=VALUE, or correct the file"
+    )]
     LayerCount {
         /// Layers of the model.
         layers: u32,

@@ -35,7 +35,7 @@ pub enum TraceError {
     },
     /// More than can be planned.
     #[error(
-        "line {line}: more than {MAX_REQUESTS} requests or {MAX_IDS} ids before; --limit reads the first requests only"
+        "line {line}: the lines before have more than {MAX_REQUESTS} requests or {MAX_IDS} ids: read fewer requests, with --limit"
     )]
     TooLarge {
         /// Number of the line.
@@ -121,7 +121,7 @@ pub enum TraceError {
     },
     /// Chunks of another size than before.
     #[error(
-        "line {line}: {found}, but before {known}; a plan has one size of chunks: choose one namespace with --namespace"
+        "line {line}: {found}, but {known} on the lines before; a plan has one size of chunks: choose one namespace with --namespace"
     )]
     ChunkTokens {
         /// Number of the line.
@@ -132,7 +132,7 @@ pub enum TraceError {
         known: Chunks,
     },
     /// No chunk has this many tokens.
-    #[error("line {line}: `chunk_tokens` is {found}; it is 1 to {MAX_CHUNK_TOKENS}")]
+    #[error("line {line}: `chunk_tokens` is {found}; it must be 1 to {MAX_CHUNK_TOKENS}")]
     ChunkSize {
         /// Number of the line.
         line: u64,

@@ -489,13 +489,13 @@ fn check(call: &'static str, result: CUresult) -> Result<(), CudaError> {
 }
 
 fn beyond(call: &'static str) -> CudaError {
-    CudaError { call, code: 1, name: "it is smaller than was said".into() }
+    CudaError { call, code: 1, name: "the allocation is smaller than the engine said".into() }
 }
 
 /// Logs a failure to free something, which nobody can repair.
 fn log(call: &'static str, result: CUresult) {
     if let Err(error) = check(call, result) {
-        tracing::warn!(%error, "the CUDA driver refused to end something");
+        tracing::warn!(%error, "the CUDA driver refused to free a resource");
     }
 }
 

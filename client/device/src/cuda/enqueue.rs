@@ -33,7 +33,7 @@ impl CudaDevice {
         let result = copied.and_then(|()| self.raise_to_end(&order));
         let has_failed = result.is_err();
         let fatal = result.err().filter(|error| {
-            tracing::error!(%error, "a copy could not be begun whole");
+            tracing::error!(%error, "the beginning of a copy failed");
             error.is_fatal()
         });
         // Marked even after a failure: the end of what was begun must be known.

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_are_judged_apart_and_bounded() {
+    fn each_shape_has_its_own_judgement_and_few_shapes_are_kept() {
         let mut forms = Forms::default();
         for (small, large) in [(1.0, 4.0), (1.0, 4.0), (1.0, 4.0)] {
             for order in [1 << 16, 1 << 26] {

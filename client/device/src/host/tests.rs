@@ -159,7 +159,7 @@ fn orders_end_in_another_order_than_they_began_in() {
 }
 
 #[test]
-fn word_of_an_end_can_come_late() {
+fn the_end_of_a_copy_can_be_reported_late() {
     let (mut device, control, paged, mut random) = one(10);
     control.be_late(1_000);
     device.start(OrderNumber(1), paged.order(Direction::Save, false, &paged.pages(&mut random))).unwrap();

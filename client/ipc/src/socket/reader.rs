@@ -50,7 +50,7 @@ pub enum ReceiveError {
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// A frame announces another number of descriptors than the number that came with it.
-    #[error("a frame announces {announced} descriptors, {found} came with it")]
+    #[error("a frame announces {announced} descriptors, but {found} came with the frame")]
     WrongDescriptors {
         /// Number that its header announces.
         announced: u16,
@@ -58,7 +58,7 @@ pub enum ReceiveError {
         found: usize,
     },
     /// Descriptors came that no frame announced.
-    #[error("{found} descriptors came that no frame announced")]
+    #[error("{found} descriptors came that no frame announces")]
     StrayDescriptors {
         /// Number of descriptors that came.
         found: usize,

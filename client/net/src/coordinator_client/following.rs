@@ -58,7 +58,7 @@ pub enum Ended {
     #[error("the coordinator does not lead")]
     NotLeading,
     /// The coordinator's term is earlier than that of the last table.
-    #[error("the coordinator is of term {term}, and the last table of term {known}")]
+    #[error("the coordinator has term {term}, earlier than term {known} of the last table")]
     EarlierTerm {
         /// The coordinator's term.
         term: u64,
@@ -69,16 +69,16 @@ pub enum Ended {
     #[error("the coordinator does not say whether it leads")]
     Unsaid,
     /// The node joins again as a later incarnation.
-    #[error("a later life of this node is known")]
+    #[error("the coordinator knows a later life of this node")]
     Outdated,
     /// The node may not join.
     #[error("{0}")]
     Refused(String),
     /// The coordinator removed the node, which joins again.
-    #[error("this node was removed")]
+    #[error("the coordinator removed this node")]
     Removed,
     /// A page belongs to no table.
-    #[error("the coordinator sent a table that is not whole")]
+    #[error("the coordinator sent an incomplete table")]
     NotWhole(#[from] WrongPage),
     /// Heartbeats are not answered.
     #[error("the coordinator does not answer heartbeats")]

@@ -112,7 +112,7 @@ impl Connections {
             let Some(idle) = known.take_longest_idle(crowd) else {
                 self.0.metrics.closed.with_label_values(&["refused"]).inc();
                 shutdown(socket, Shutdown::Both)?;
-                return Err(io::Error::other("there are as many connections as there may be"));
+                return Err(io::Error::other("the server has too many connections"));
             };
             self.0.metrics.closed.with_label_values(&["made_way"]).inc();
             self.0.metrics.open.dec();

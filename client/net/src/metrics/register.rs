@@ -58,7 +58,10 @@ pub fn register<T: Handle>(registry: &Registry, metric: &Metric, fixed: &[(&str,
         }
     }
     if metric.kind.as_str() != T::KIND.as_str() || open.is_empty() == T::BY_LABELS {
-        return Err(Error::Msg(format!("`{}` is something else in the table of metrics", metric.name)));
+        return Err(Error::Msg(format!(
+            "`{}` has another kind or other labels in the table of metrics",
+            metric.name
+        )));
     }
     let names: Vec<&str> = open.iter().map(|label| label.name).collect();
     let handle = T::make(metric, options, &names)?;

@@ -52,7 +52,7 @@ pub struct Incoming {
 
 /// Why an address cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot use the UDP address {listen}: is another process there?")]
+#[error("cannot use the UDP address {listen}: does another process use it?")]
 pub struct BindError {
     /// The address.
     pub listen: SocketAddr,
@@ -65,11 +65,11 @@ pub struct BindError {
 #[non_exhaustive]
 pub enum ConnectError {
     /// The address cannot be dialled, or the endpoint is closed.
-    #[error("cannot dial")]
+    #[error("cannot begin a connection")]
     Dial(#[from] quinn::ConnectError),
     /// Nobody answers, or the other side's certificate is not trusted, or it does not trust ours.
     #[error(
-        "no connection: it must be reachable by UDP, and both certificates valid and of an authority that the other trusts"
+        "no connection: the other side must be reachable by UDP, and each side must have a valid certificate of an authority that the other side trusts"
     )]
     Handshake(#[from] ConnectionError),
     /// The two speak no version of the protocol in common.
@@ -79,7 +79,7 @@ pub enum ConnectError {
     #[error("the other side's certificate cannot be used")]
     Identity(#[from] IdentityError),
     /// The other side is somebody else.
-    #[error("at this address is {found}, not {}", expected(*.role, .name.as_deref()))]
+    #[error("the process at this address is {found}, not {}", expected(*.role, .name.as_deref()))]
     SomebodyElse {
         /// The identity found there.
         found: Identity,
@@ -111,7 +111,7 @@ pub enum IdentityError {
     #[error("there is no readable certificate")]
     Unreadable,
     /// The certificate has no identity, or several.
-    #[error("the certificate has {found} larder:// URIs among its names, not one")]
+    #[error("the certificate has {found} larder:// URIs among its names; it must have one")]
     NotOne {
         /// How many there are.
         found: usize,

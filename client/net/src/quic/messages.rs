@@ -11,10 +11,10 @@ use rkyv::util::AlignedVec;
 #[non_exhaustive]
 pub enum MessageError {
     /// The stream or the connection broke.
-    #[error("the stream was not written")]
+    #[error("cannot write to the stream")]
     Write(#[from] WriteError),
     /// The stream or the connection broke.
-    #[error("the stream was not read")]
+    #[error("cannot read from the stream")]
     Read(#[from] quinn::ReadError),
     /// The stream ended within a message.
     #[error("the stream ended within a message")]

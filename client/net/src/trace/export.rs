@@ -108,7 +108,7 @@ impl Exporter {
     pub fn stop(self, deadline: Duration) {
         if !self.queue.stop(deadline) {
             let queue::SpanCounts { dropped, failed, .. } = queue::span_counts();
-            tracing::warn!(dropped, failed, "not all spans got to the collector");
+            tracing::warn!(dropped, failed, "some spans did not get to the collector");
         }
     }
 }

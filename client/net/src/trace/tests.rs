@@ -56,13 +56,13 @@ fn the_callers_decision_counts_and_the_fraction_only_without_one() {
 }
 
 #[test]
-fn zeros_are_no_context() {
+fn a_context_of_zeros_is_ignored() {
     let zeros = TraceContext { trace_id: [0; 16], ..context(1) };
     assert!(Sampler::new(0.0).request("lease", Some(zeros)).context().is_none());
 }
 
 #[test]
-fn who_makes_no_spans_passes_on_what_it_was_told() {
+fn a_process_that_records_no_spans_passes_the_callers_context_on() {
     let request = Sampler::default().request("lease", Some(context(1)));
     assert!(!request.is_recorded());
     request.count("larder.bytes", 1_u64);

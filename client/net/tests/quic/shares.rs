@@ -85,6 +85,6 @@ async fn nobody_else_gets_a_shared_address() {
     let (address, settings) = (servers[0].local_address(), TransportSettings::default());
     for count in [1, 2] {
         let error = PortShare::bind(address, &settings, count).unwrap_err();
-        assert!(error.to_string().contains("is another process there?"), "{error}");
+        assert!(error.to_string().contains("does another process use it?"), "{error}");
     }
 }

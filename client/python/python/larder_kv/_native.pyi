@@ -1,4 +1,4 @@
-"""The native part of `larder_kv`, which is what to import."""
+"""The native part of `larder_kv`: import `larder_kv`, not this module."""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -32,7 +32,7 @@ class Found:
 
 @final
 class Progress:
-    """How far a prefetch is."""
+    """The progress of a prefetch."""
 
     tokens_in_place: int
     tokens_expected: int
@@ -40,7 +40,7 @@ class Progress:
 
 @final
 class Pinned:
-    """Chunks that stay; `pin` is 0 where nothing is pinned."""
+    """A pin of chunks in memory; `pin` is 0 if nothing is pinned."""
 
     pin: int
     chunks: int
@@ -48,7 +48,7 @@ class Pinned:
 
 @final
 class Stats:
-    """What a session has moved."""
+    """Counters of the bytes that a session has moved."""
 
     bytes_read: int
     bytes_written: int
@@ -57,7 +57,7 @@ class Stats:
 
 @final
 class Namespace:
-    """A namespace that a session has registered; of use with that session alone."""
+    """A namespace that a session has registered. Only this session can use it."""
 
     @property
     def chunk_tokens(self) -> int: ...
@@ -74,7 +74,7 @@ class Namespace:
 
 @final
 class Chain:
-    """Consecutive chunks of one prompt, or independent keys where the namespace is flat."""
+    """Consecutive chunks of one prompt; in a flat namespace, independent keys."""
 
     @property
     def hashes(self) -> list[bytes]: ...
@@ -95,32 +95,33 @@ class Ticket:
 
 @final
 class Prefetches:
-    """Starts prefetches of a session that are asked after later. At most `at_most` are under way at the same time."""
+    """Starts prefetches of a session and gives their leases later. At most `at_most` are under way at the same time."""
 
     def __new__(cls, session: Session, at_most: int) -> Self: ...
     def start(self, namespace: Namespace, chain: Chain, *, patience: float, prompt_tokens: int | None = None, preempted: bool = False, prefill_tokens_per_second: float | None = None, request: str | None = None) -> PendingLease:
-        """Asks how much of a prompt can be served, has the node bring it, and leases what has come after `patience` seconds at
-        the latest. Sends the request and returns."""
+        """Asks how much of a prompt can be served, and has the node bring these chunks into its memory. After at most `patience`
+        seconds, leases the chunks that have come. Sends the request and returns at once."""
 
 @final
 class PendingLease:
-    """The lease that a prefetch ends with, once it is there. Dropping it cancels the prefetch."""
+    """The lease at the end of a prefetch, which may still be under way. Dropping it cancels the prefetch."""
 
     def wait(self, seconds: float) -> tuple[Found, Lease] | None:
-        """What was found and the lease of what came of it; None where that is not known within `seconds`. It is given once.
+        """Returns the chunks that were found, and the lease of those that came; None if the prefetch does not end within `seconds`.
+        Returns the lease once.
 
-        Raises what `lookup_and_prefetch` and `collect` raise; `ReleasedError` where it was given before."""
+        Raises the errors of `lookup_and_prefetch` and `collect`, and `ReleasedError` if the lease was returned before."""
     def cancel(self) -> None: ...
 
 @final
 class BlockView(Buffer):
-    """A block in the node's memory, read-only; it keeps its lease."""
+    """A read-only view of a block in the node's memory. The view keeps the lease."""
 
     def __len__(self) -> int: ...
 
 @final
 class Lease:
-    """The right to read the first `chunks` chunks of a chain; 0 of them on a miss."""
+    """The right to read the first `chunks` chunks of a chain; `chunks` is 0 on a miss."""
 
     @property
     def chunks(self) -> int: ...
@@ -128,13 +129,13 @@ class Lease:
     def tokens(self) -> int: ...
     def has_block(self, position: int, block: int = 0) -> bool: ...
     def copy_block(self, position: int, out: Buffer, block: int = 0) -> None:
-        """Copies a block into `out`, a writable, contiguous buffer of exactly its size."""
+        """Copies a block into `out`, a writable, contiguous buffer of exactly the block's size."""
 
     def copy_blocks(self, outs: Sequence[Buffer], *, first: int = 0, block: int = 0) -> None:
         """Copies the blocks of the chunks from `first` on, one into each of `outs`; `copy_threads` threads share large copies."""
 
     def view(self, position: int, block: int = 0) -> BlockView:
-        """The block without a copy, for `memoryview`, `numpy.frombuffer` or `torch.frombuffer`."""
+        """Returns the block without a copy, for `memoryview`, `numpy.frombuffer` or `torch.frombuffer`."""
 
     def release(self) -> None: ...
     def close(self) -> None: ...
@@ -145,7 +146,7 @@ class Lease:
 
 @final
 class Reservation:
-    """The right to write those chunks of a chain that are missing."""
+    """The right to write the missing chunks of a chain."""
 
     @property
     def chunks(self) -> list[int]: ...
@@ -162,7 +163,7 @@ class Reservation:
 
 @final
 class StagedChunk:
-    """Room for one chunk of a reservation, to be filled and committed."""
+    """Room in the write window for one reserved chunk: fill it, then commit it."""
 
     @property
     def position(self) -> int: ...
@@ -177,14 +178,14 @@ class StagedChunk:
 
 @final
 class StagedLayers:
-    """Room for some layers of some chunks of a reservation, to be filled and handed over."""
+    """Room in the write window for layers of reserved chunks: fill it, then hand it over."""
 
     def copy_from(self, chunk: int, data: Buffer, *, part: int = 0, offset: int = 0) -> None: ...
 
 @final
 class InPlace:
-    """How much of what is followed is in place: `layers` of the first `chunks` chunks; the chunks behind these will not come. Where
-    `is_whole`, all layers of these chunks are there, and nothing more comes."""
+    """The followed layers that are in place: the first `layers` layers of the first `chunks` chunks. Later chunks will not come. If
+    `is_whole` is true, all layers of these chunks are in place, and nothing more comes."""
 
     chunks: int
     layers: int
@@ -192,8 +193,8 @@ class InPlace:
 
 @final
 class Follow:
-    """Chunks that are followed: their layers may be read as they come. `lease` has places of all of them. To copy layers that have not
-    come raises `DamagedError`, and so does a view of a chunk of which none has; of a view, read only the layers in place."""
+    """Followed chunks: their layers can be read as they come. `lease` has the places of all these chunks. A copy of layers that
+    have not come raises `DamagedError`; so does a view of a chunk without any layer. In a view, read only the layers in place."""
 
     @property
     def in_place(self) -> InPlace: ...
@@ -215,68 +216,69 @@ class PagedMemory:
     def load(
         self, lease: Lease, pages: Sequence[int], *, first_page: int = 0, layer: int | None = None, block: int = 0
     ) -> None:
-        """Copies what is leased into consecutive pages of the prompt, from page `first_page` of the lease on."""
+        """Copies the leased chunks into consecutive pages of the prompt, from page `first_page` of the lease on."""
 
     def save(
         self, staged: Sequence[StagedChunk], pages: Sequence[int], *, layer: int | None = None, block: int = 0
     ) -> None:
-        """Copies the pages of the staged chunks, in order, into these chunks."""
+        """Copies pages into the staged chunks, in order."""
 
     def save_layers(self, staged: StagedLayers, pages: Sequence[int]) -> None:
-        """Copies the pages of the staged chunks, in order, into staged layers."""
+        """Copies the chunks' pages into the staged layers, in order."""
 
 @final
 class NodeTensors:
-    """An engine's GPU memory that the node knows, until the session ends."""
+    """An engine's GPU memory that is registered with the node, until the session ends."""
 
     @property
     def layers(self) -> int: ...
 
 @final
 class NodeCopy:
-    """A copy that the node makes. It goes on if this is dropped, and what it touches stays kept from others."""
+    """A copy by the node. If this object is dropped, the copy goes on, and nothing else uses the memory that it touches."""
 
     @property
     def progress(self) -> CopyProgress: ...
 
 @final
 class CopyProgress:
-    """How far a copy is."""
+    """The progress of a copy."""
 
     @property
     def layers(self) -> int:
-        """Layers that are done, from the first that was asked for."""
+        """The number of layers that are done, counted from the first requested layer."""
 
     @property
     def end(self) -> str | None:
-        """How it ended: "done", "refused", "failed", "stalled" or "lost"; None while it goes on. Only after "done" are all bytes
-        where they should be."""
+        """The copy's end: "done", "refused", "failed", "stalled" or "lost"; None while the copy goes on. Only after "done" are all
+        bytes in their places."""
 
 @final
 class Gpu:
-    """A GPU of this process, in the context that PyTorch has there: copies run on streams of its own, begun by a thread of its
-    own."""
+    """A GPU of this process, in the context that PyTorch uses. Copies run on their own streams; a thread of this object begins
+    them."""
 
     def __new__(cls, ordinal: int = 0, *, copies: int = 256) -> Self:
-        """`ordinal` is its number, as CUDA counts in this process; at most `copies` are under way at a time. `GpuError` where
-        there is no driver, an old one, or no such GPU."""
+        """`ordinal` is the GPU's number, as CUDA counts in this process. At most `copies` copies are under way at a time.
+
+        Raises `GpuError` if there is no driver, the driver is too old, or there is no such GPU."""
 
     @property
     def name(self) -> str: ...
     def choices(self) -> list[str]:
-        """How copies of each shape are made, and how fast each way of it was; for people."""
+        """Tells people how copies of each shape are made, and how fast each way was."""
 
 @final
 class GpuPagedMemory:
     """An engine's KV memory on a GPU: pages of a fixed number of tokens, each layer's addressed by strides.
 
-    Sizes and strides are multiples of 16 bytes. Copies begin at once: what the engine's streams do to these pages must be done.
-    When a copy returns, any stream may read what it wrote. `GpuError` where one fails."""
+    Sizes and strides are multiples of 16 bytes. Copies begin at once: the engine's streams must have finished their work on these
+    pages. When a copy returns, any stream may read its bytes. A copy that fails raises `GpuError`."""
 
     def __new__(
         cls, gpu: Gpu, regions: Sequence[tuple[int, int]], layers: Sequence[LayerPages], *, pages_per_chunk: int
     ) -> Self:
-        """`regions` are allocations that stay as long as this does: each its address on the GPU, and its bytes."""
+        """`regions` are allocations that outlive this object, each as its address on the GPU and its size in bytes."""
 
     @property
     def layers(self) -> int: ...
@@ -287,19 +289,19 @@ class GpuPagedMemory:
     def load(
         self, lease: Lease, pages: Sequence[int], *, first_page: int = 0, layer: int | None = None, block: int = 0
     ) -> None:
-        """Copies what is leased into consecutive pages of the prompt, from page `first_page` of the lease on."""
+        """Copies the leased chunks into consecutive pages of the prompt, from page `first_page` of the lease on."""
 
     def save(
         self, staged: Sequence[StagedChunk], pages: Sequence[int], *, layer: int | None = None, block: int = 0
     ) -> None:
-        """Copies the pages of the staged chunks, in order, into these chunks. One whose copy fails is dropped."""
+        """Copies pages into the staged chunks, in order. A chunk whose copy fails is dropped."""
 
     def save_layers(self, staged: StagedLayers, pages: Sequence[int]) -> None:
-        """Copies the pages of the staged chunks, in order, into staged layers, which are dropped where that fails."""
+        """Copies the chunks' pages into the staged layers, in order. If a copy fails, the staged layers are dropped."""
 
 @final
 class ScatteredMemory:
-    """An engine's memory, in which a block is one or more pieces, each told by its address."""
+    """An engine's memory in which a block is one or more pieces, each given by its address."""
 
     def __new__(cls, regions: Sequence[Buffer]) -> Self: ...
     def load(
@@ -311,13 +313,13 @@ class ScatteredMemory:
         chunks: int | None = None,
         block: int = 0,
     ) -> None:
-        """Copies the first `chunks` leased chunks (all where not given) to pieces: one behind the other, they are the chunks'
-        blocks one behind the other. A piece outside of the regions is refused."""
+        """Copies the first `chunks` leased chunks (all if not given) to pieces. The pieces, in order, hold the chunks' blocks, in
+        order. A piece outside of the regions is refused."""
 
     def save(
         self, staged: Sequence[StagedChunk], addresses: Sequence[int], sizes: Sequence[int], *, block: int = 0
     ) -> None:
-        """Copies pieces to staged chunks: one behind the other, they are the chunks' blocks one behind the other."""
+        """Copies pieces to staged chunks. The pieces, in order, hold the chunks' blocks, in order."""
 
 # Below is what client/python/stub makes of src/session.rs.
 

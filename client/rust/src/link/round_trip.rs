@@ -59,7 +59,7 @@ impl<T: Send + 'static> RoundTrip<T> {
             let result = granted(response).and_then(|response| accept(link, response, descriptors));
             let fatal = result.as_ref().err().filter(|error| error.is_fatal());
             if let Some(error) = fatal {
-                tracing::warn!(%error, node = link.welcome.node, "the session ends");
+                tracing::warn!(%error, node = link.welcome.node, "the session with the node ends with an error");
             }
             let goes_on = fatal.is_none();
             let result = result.map(|result| OnTheWay::new(link, pin(&result), result));

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn that_nobody_holds_a_chunk_is_soon_forgotten() {
+    fn an_answer_without_holders_is_soon_forgotten() {
         let mut cache = Cache::default();
         cache.insert(key(1), smallvec![], Millis(0));
         assert_eq!(cache.get(&key(1), Millis(NOBODY_MS - 1)).map(|found| found.len()), Some(0));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_grows_past_its_bound() {
+    fn the_cache_never_grows_past_its_bound() {
         let mut cache = Cache::default();
         for number in 0..3 * MAX_ANSWERS as u64 {
             cache.insert(key(number), smallvec![HOLDER], Millis(number / 1_000));

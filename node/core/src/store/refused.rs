@@ -35,7 +35,7 @@ pub enum Refused {
         layer_bytes: u64,
     },
     /// The number of block sizes differs from the number of pools.
-    #[error("{found} block sizes for {pools} pools")]
+    #[error("the session gives {found} block sizes for {pools} pools: give one for each pool")]
     BlockSizes {
         /// Sizes found.
         found: usize,
@@ -211,7 +211,7 @@ pub enum Refused {
         of: usize,
     },
     /// The number of sources differs from the number of blocks.
-    #[error("{found} block sources for {blocks} blocks")]
+    #[error("the commit names {found} block sources for {blocks} blocks: name one for each block")]
     Sources {
         /// Sources found.
         found: usize,

@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_cleared_of_another_tenant_is_what_it_has_beyond_its_part() {
+    fn another_tenant_can_lose_only_the_extents_beyond_its_part() {
         let mut slab = Slab::new(4, 4_096, &[4, 4]);
         let [a, b] = [A, B].map(|tenant| slab.class(tenant, 4_096).unwrap());
         let taken: Vec<Slot> = std::iter::from_fn(|| take(&mut slab, a)).collect();

@@ -235,7 +235,7 @@ fn what_is_in_line_for_the_disk_leaves_it_with_the_session_that_wanted_it() {
 }
 
 #[test]
-fn what_is_behind_a_hole_in_the_object_store_is_of_use_in_a_flat_namespace_alone() {
+fn chunks_behind_a_hole_in_the_object_store_are_found_only_in_a_flat_namespace() {
     let positions = |flat: bool| {
         let mut w = World::new(Sources { disk: None, ..BELOW });
         let spec = NamespaceSpec { flat, layout: "flat".into(), ..spec(1) };

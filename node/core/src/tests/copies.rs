@@ -184,7 +184,7 @@ fn a_report_of_what_is_not_here_is_answered_at_once_and_one_too_many_is_put_off(
 }
 
 #[test]
-fn what_a_peer_doubts_is_verified_a_few_at_a_time_and_all_of_it() {
+fn all_chunks_that_a_peer_reports_are_verified_a_few_at_a_time() {
     let mut w = World::new(ALONE);
     w.put("abcdefgh");
     let hashes = (1..=8).map(|end| name(&"abcdefgh"[..end])).collect();

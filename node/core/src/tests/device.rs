@@ -632,7 +632,7 @@ fn what_a_lost_device_may_touch_stays_until_it_is_gone() {
 }
 
 #[test]
-fn a_device_that_is_gone_without_a_word_has_told_all() {
+fn a_device_that_is_gone_without_a_report_has_lost_all_its_copies() {
     let mut w = World::with_device();
     w.put("a");
     let (load, _) = w.load("a");

@@ -142,7 +142,7 @@ impl World {
 }
 
 #[test]
-fn what_another_node_writes_is_asked_for_once_and_each_layer_is_news() {
+fn chunks_that_another_node_writes_are_ordered_once_and_each_layer_is_news() {
     let mut w = world();
     let follow = w.follow("ab", Some("b"));
     let (order, chunks) = w.order();
@@ -188,7 +188,7 @@ fn a_writer_that_dies_leaves_nothing_of_a_hand_over_under_way() {
 }
 
 #[test]
-fn where_one_writer_fails_who_named_another_has_that_one_asked_once() {
+fn if_one_writer_fails_the_writer_that_another_follow_names_is_asked_once() {
     let mut w = world();
     let first = w.follow("ab", Some("b"));
     let (order, _) = w.order();

@@ -22,7 +22,7 @@ fn a_lease_is_answered_when_what_the_directory_knows_of_has_come() {
 }
 
 #[test]
-fn of_several_holders_the_one_is_asked_that_is_asked_for_the_chunk_before() {
+fn consecutive_chunks_are_asked_of_one_holder_if_it_has_them() {
     let mut w = World::new(PEERS);
     w.lease("abc");
     w.directory_says(&[&[2, 3], &[3, 2], &[4]]);

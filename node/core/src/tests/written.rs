@@ -100,7 +100,7 @@ fn a_tier_that_has_too_much_to_do_is_asked_again_for_the_same_chunk() {
 }
 
 #[test]
-fn what_is_put_off_is_in_line_as_before() {
+fn a_write_that_is_put_off_keeps_its_place_in_line() {
     let object =
         limits().object.map(|object| ObjectStoreLimits { write: Some(WritePolicy::WriteThrough), ..object });
     let sources = Sources { disk: None, ..BELOW };

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_remembers_more_than_it_may_and_the_recent_half_for_certain() {
+    fn the_cache_has_a_bound_and_always_keeps_the_recent_half() {
         let mut known = PresenceCache::new(20, LIFETIMES);
         for number in 0..200 {
             known.set(key(number), Fact::Present, Duration::ZERO);

@@ -155,10 +155,10 @@ fn a_tier_whose_file_is_taken_away_closes_itself_and_says_why() {
     };
     let cut = |folder: &Path| drop(File::create(folder.join("larder.disk")).unwrap());
     let ways: [(TakeAway, &str); 4] = [
-        (removed, "was removed under the running node"),
+        (removed, "was removed while the node runs"),
         (moved, "is not there any more"),
-        (replaced, "was removed under the running node"),
-        (cut, "was cut under the running node"),
+        (replaced, "was removed while the node runs"),
+        (cut, "was shortened while the node runs"),
     ];
     for (take_away, says) in ways {
         let above = tempfile::tempdir().unwrap();

@@ -57,7 +57,7 @@ impl Server {
                 self.note(peer, action, &what, &response);
                 response
             }
-            _ => PeerResponse::Refused("this is nothing for an admin".to_owned()),
+            _ => PeerResponse::Refused("an admin may not send this request".to_owned()),
         }
     }
 

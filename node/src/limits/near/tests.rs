@@ -97,7 +97,7 @@ fn arenas_that_do_not_fit_onto_their_node_are_asked_for_there_and_no_failure() {
     let limits = resolve(&with_cxl(), &["0000:17:00.0"], rest).unwrap();
     assert_eq!(places(&limits), ["0 0-31 0 Preferred eth0"]);
     let [mismatch] = &limits.mismatches[..] else { panic!("{:?}", limits.mismatches) };
-    let expected = "the arenas for NUMA node 0 take 300.0 GiB, it has 256.0 GiB: the rest comes from others";
+    let expected = "the arenas for NUMA node 0 take 300.0 GiB, the NUMA node has 256.0 GiB: other NUMA nodes";
     assert!(mismatch.to_string().starts_with(expected), "{mismatch}");
     assert_eq!(<&str>::from(mismatch), "arenas_too_large");
 }

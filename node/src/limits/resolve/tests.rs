@@ -127,7 +127,7 @@ fn two_tenants_with_one_socket_are_refused_however_its_path_is_spelled() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_to_do() {
+fn impossible_settings_are_refused_with_the_remedy() {
     let long = format!("tenants = [{{ name = 'a', socket = '/{}' }}]", "x".repeat(107));
     let cases = [
         ("name = ''", "the node has no name: set `name`"),

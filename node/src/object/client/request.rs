@@ -23,7 +23,11 @@ impl Client {
         let read = async { self.store.get(&at).await?.bytes().await };
         match self.ask(Kind::Get, GET, deadline, read).await {
             Ok(bytes) if bytes != PROBE => {
-                return Err(Trouble::new(TroubleKind::Other, GET, "other bytes came back than were written"));
+                return Err(Trouble::new(
+                    TroubleKind::Other,
+                    GET,
+                    "the read bytes differ from the written bytes",
+                ));
             }
             Err(Failed::Trouble(trouble)) => return Err(trouble),
             // Absent: another node that starts just now has deleted it.
@@ -86,7 +90,11 @@ impl Client {
         let Ok(Ok(_turn)) = timeout_at(deadline, self.requests.acquire()).await else {
             // The store is not to blame for requests that waited behind other requests; those are counted themselves.
             self.metrics.requested(kind, "not_made", 0.0);
-            return Err(Failed::Trouble(Trouble::new(TroubleKind::TimedOut, asked, "too much to do")));
+            return Err(Failed::Trouble(Trouble::new(
+                TroubleKind::TimedOut,
+                asked,
+                "too many requests are under way",
+            )));
         };
         let under_way = UnderWay::new(&self.metrics);
         let (start, side) = (Instant::now(), kind.side());
@@ -95,7 +103,7 @@ impl Client {
             biased;
             made = timeout_at(deadline, request) => match made {
                 Ok(made) => made.map_err(|error| Failed::of(&error, kind, asked)),
-                Err(_) => timed_out("its deadline passed"),
+                Err(_) => timed_out("the deadline passed"),
             },
             () = self.silence(side, start) => timed_out(SILENT),
         };

@@ -14,37 +14,37 @@ pub struct Options {
     /// Nodes of each cluster.
     #[arg(long, value_delimiter = ',', default_value = "16,128,1024", value_name = "NUMBERS")]
     nodes: Vec<usize>,
-    /// Nodes that play requests and hold chunks, at most; all others are homes alone.
+    /// The most nodes that play requests and hold chunks; all other nodes are only homes.
     #[arg(long, default_value_t = 1_024, value_name = "COUNT")]
     players: usize,
-    /// Chunks that a node has room for; it starts full.
+    /// Chunks for which a node has room; each node starts full.
     #[arg(long, default_value_t = 10_000, value_name = "COUNT")]
     chunks: usize,
     /// Bytes of the blocks of one chunk.
     #[arg(long, default_value_t = 16 << 20, value_name = "BYTES")]
     block_bytes: u64,
-    /// Requests a second and node.
+    /// Requests a second at each node.
     #[arg(long, default_value_t = 2.0, value_name = "COUNT")]
     rate: f64,
-    /// Seconds of requests before anything counts, in virtual time.
+    /// Seconds of requests before the figures count, in virtual time.
     #[arg(long, default_value_t = 0, value_name = "SECONDS")]
     warm_up: u64,
-    /// Seconds of requests that count.
+    /// Seconds of requests for which the figures count, in virtual time.
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
     seconds: u64,
-    /// The source of all chance.
+    /// The seed of all random choices.
     #[arg(long, default_value_t = 1, value_name = "SEED")]
     seed: u64,
     /// Traces to play, in Mooncake's JSON lines [default: those of ../shared/traces beside the project, else a generated one]
     #[arg(long, value_name = "FILE")]
     trace: Vec<PathBuf>,
-    /// Plays a generated trace.
+    /// Plays a generated trace instead of the traces beside the project.
     #[arg(long, conflicts_with = "trace")]
     generated: bool,
-    /// Plays nothing, and takes earlier output of `--json`.
+    /// Plays nothing: reports the figures in earlier output of `--json`.
     #[arg(long, value_name = "FILE")]
     from: Vec<PathBuf>,
-    /// Draws the figures into this folder.
+    /// Draws pictures of the figures into this folder.
     #[arg(long, value_name = "FOLDER")]
     pictures: Option<PathBuf>,
 }
@@ -75,15 +75,21 @@ impl Options {
 
     fn play_all(&self, allocated: Option<fn() -> usize>) -> Result<Vec<Played>> {
         for &nodes in &self.nodes {
-            anyhow::ensure!((4..=MOST_NODES).contains(&nodes), "a cluster here has 4 to {MOST_NODES} nodes");
+            anyhow::ensure!(
+                (4..=MOST_NODES).contains(&nodes),
+                "--nodes: {nodes} nodes; a cluster has 4 to {MOST_NODES}"
+            );
         }
-        anyhow::ensure!(self.players >= 4, "at least four nodes must play");
-        anyhow::ensure!((100..=MOST_CHUNKS).contains(&self.chunks), "a node has 100 to {MOST_CHUNKS} chunks");
+        anyhow::ensure!(self.players >= 4, "--players: at least 4 nodes must play, not {}", self.players);
+        anyhow::ensure!(
+            (100..=MOST_CHUNKS).contains(&self.chunks),
+            "--chunks: a node has 100 to {MOST_CHUNKS}"
+        );
         anyhow::ensure!(
             self.rate > 0.0 && self.rate <= 1_000.0,
-            "a node serves up to 1,000 requests a second"
+            "--rate: a node serves up to 1,000 requests a second, and more than 0"
         );
-        anyhow::ensure!(self.seconds > 0, "requests must come for a second at least");
+        anyhow::ensure!(self.seconds > 0, "--seconds: requests must come for at least 1 s");
         let trace = self.traces()?;
         let mut all = Vec::new();
         for &nodes in &self.nodes {

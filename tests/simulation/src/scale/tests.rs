@@ -19,7 +19,7 @@ fn load(nodes: usize) -> Load {
 }
 
 #[test]
-fn the_same_load_has_the_same_figures() {
+fn the_same_load_gives_the_same_figures_and_another_seed_others() {
     let (first, second) = (run(&load(16), None).0, run(&load(16), None).0);
     assert_eq!(first, second);
     let other = Load { seed: 4, ..load(16) };

@@ -53,7 +53,7 @@ pub(super) enum What {
 impl Processes {
     /// Starts all processes and waits until all nodes are members.
     pub(super) fn start(chaos: &Chaos) -> anyhow::Result<Self> {
-        let program = chaos.program.to_str().context("the program's path is a text")?.to_owned();
+        let program = chaos.program.to_str().context("the program's path is not UTF-8")?.to_owned();
         let folder = &chaos.folder;
         let (authority, files) = Authority::create(Validity::days(2))?;
         fs::write(folder.join("ca.pem"), files.certificate_pem)?;
@@ -64,7 +64,7 @@ impl Processes {
         let mut coordinator =
             Process::new(Node::new("coordinator".into(), Vec::new()), "coordinator", config);
         coordinator.start(&program)?;
-        let server = coordinator.server.as_ref().context("it was started")?;
+        let server = coordinator.server.as_ref().context("the coordinator was not started")?;
         let (http, peer) = (server.http().to_owned(), server.ready("peer").to_owned());
         fs::write(&coordinator.config, coordinator_config(folder, &http, &peer))?;
         let mut nodes = Vec::new();

@@ -28,7 +28,7 @@ pub(super) fn environment(
     let sectors: Vec<String> =
         (0..SECTORS).map(|_| (rng.u64(..bytes / SECTOR_BYTES) * SECTOR_BYTES).to_string()).collect();
     Ok(vec![
-        ("LD_PRELOAD".into(), library.to_str().context("the folder's path is a text")?.to_owned()),
+        ("LD_PRELOAD".into(), library.to_str().context("the folder's path is not UTF-8")?.to_owned()),
         ("LARDER_SOAK_BAD".into(), sectors.join(",")),
     ])
 }

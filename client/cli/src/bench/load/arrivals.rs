@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_ends_where_nobody_keeps_up() {
+    async fn arrivals_end_when_nobody_takes_them_in_time() {
         let mut arrivals = arrivals(1e6, now(), Duration::from_secs(3_600), 2).unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
         assert!(arrivals.recv().await.is_some() && arrivals.recv().await.is_some());

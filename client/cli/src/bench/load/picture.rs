@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn slower_is_higher_and_nothing_leaves_the_picture() {
+    fn slower_steps_are_drawn_higher_and_all_points_are_inside_the_picture() {
         let steps = [step(100.0, 50, true), step(1_000.0, 5_000, true), step(10_000.0, 3_000_000, false)];
         let drawn = svg(&steps, Duration::from_millis(10));
         assert!(drawn.contains("knee: 1000/s") && !drawn.contains("NaN"), "{drawn}");

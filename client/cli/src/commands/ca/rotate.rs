@@ -165,9 +165,11 @@ impl<'a> Files<'a> {
         let [next, next_key] = paths(self.dir, NEXT);
         match self.stage() {
             Stage::Reissued => {
-                return Err(
-                    Usage("a change is in progress: finish it before you start another".into()).into()
-                );
+                return Err(Usage(
+                    "a change is in progress: end it with `larder ca rotate finish` before you start another"
+                        .into(),
+                )
+                .into());
             }
             Stage::Settled => {
                 let (_, made) = Authority::create(Validity::days(days))?;

@@ -235,7 +235,7 @@ fn in_a_large_cluster_a_node_speaks_to_few_at_a_time() {
 }
 
 #[test]
-fn homes_of_which_a_table_changes_nothing_are_not_asked_because_of_it() {
+fn a_new_table_asks_nothing_of_homes_that_it_does_not_change() {
     let mut outbox = Outbox::default();
     let before = large_table(1, 100);
     outbox.new_table(&before, NodeNumber(2), Millis(0));
@@ -322,7 +322,7 @@ fn a_comparison_waits_for_a_connection_and_takes_the_first() {
 }
 
 #[test]
-fn a_batch_with_which_a_home_knows_all_takes_the_place_of_a_comparison() {
+fn a_batch_after_which_a_home_knows_all_replaces_a_comparison() {
     let (mut outbox, mut empty) = (outbox(), 0);
     outbox.changed(0, &changes(ChangeKind::Gained, 0..3), Millis(0));
     for ms in (0..60_000).step_by(100) {

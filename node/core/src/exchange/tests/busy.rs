@@ -64,7 +64,7 @@ fn the_deadline_counts_from_the_first_time_that_a_peer_is_asked_and_ends_the_pau
 }
 
 #[test]
-fn a_class_that_changes_in_a_pause_counts_in_the_next_line() {
+fn a_class_changed_during_a_pause_counts_when_the_fetch_lines_up_again() {
     let mut node = Node::new(LIMITS);
     let (peer, fetch) = asked(&mut node);
     assert!(node.exchange.is_busy(node.now, fetch, UNIT, RETRY));

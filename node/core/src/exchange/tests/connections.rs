@@ -61,7 +61,7 @@ fn of_two_dials_at_once_that_of_the_lower_name_is_kept_and_of_two_in_turn_the_la
 }
 
 #[test]
-fn a_double_closes_when_it_is_idle_and_is_used_where_the_other_one_breaks() {
+fn a_second_connection_to_a_peer_closes_when_idle_and_is_used_if_the_first_breaks() {
     let mut a = of_a(9);
     let double = came(&mut a, ms(0), "b");
     a.begins(double);

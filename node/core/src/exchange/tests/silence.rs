@@ -265,7 +265,7 @@ fn with_suspects(suspects: &[u16]) -> Arc<Table> {
 }
 
 #[test]
-fn a_suspect_has_the_next_four_that_are_well_as_witnesses() {
+fn the_witnesses_of_a_suspect_are_the_next_four_members_that_are_not_suspect() {
     let of = |suspects: &[u16], suspect| {
         let table = with_suspects(suspects);
         witnesses(&table, NodeNumber(suspect)).map(|node| node.0).collect::<Vec<_>>()

@@ -83,7 +83,7 @@ fn every_pool_must_be_restorable_at_the_boundary() {
 }
 
 #[test]
-fn the_cap_of_a_prompt_moves_the_boundary_and_not_only_cuts_it() {
+fn a_hit_capped_by_the_prompt_ends_at_a_legal_boundary() {
     let mut f = Fixture::with_spec(limits(64, 64), &hybrid(&[HitPolicy::All, HitPolicy::Last], 1));
     f.put_pools("abcd", &[0, 2, 0, 2]);
     let chain = f.chain("abcd");

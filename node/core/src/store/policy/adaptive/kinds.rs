@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn all_counts_stop_and_touch_no_other() {
+    fn each_count_stops_at_its_maximum_and_leaves_the_others_alone() {
         let mut kind = Kind::FIRST.with_last(true).with_cost_band(3);
         for _ in 0..100 {
             kind = kind.behind().with_cost_band(3);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_has_its_parts() {
+    fn the_parts_of_a_class_are_read_back() {
         let kind = Kind::FIRST.used(Gap::of_ms(40_000)).behind().with_last(true);
         let class = kind.class();
         assert_eq!((turn_of(class), gap_of(class), uses_of(class), last_of(class)), (1, 3, 0, 1));

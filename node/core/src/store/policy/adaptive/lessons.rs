@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_that_foretells_is_trusted() {
+    fn the_clock_that_predicts_uses_has_the_weight() {
         let [wall, uses, _] = taught(true).weights;
         assert!(wall > 10.0 * uses, "{wall} and {uses}");
         let [wall, uses, _] = taught(false).weights;
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_wall_time_passes_uses_alone_count() {
+    fn if_no_wall_time_passes_only_uses_have_weight() {
         let mut lessons = taught(true);
         (0..200).for_each(|_| lessons.learn(moment(0, 1_000), &Idle::default(), 1_000, 0.0));
         let [wall, uses, _] = lessons.weights;
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn recency_is_heard_where_hits_are_lost_to_lru() {
+    fn recency_gains_weight_when_lru_hits_more() {
         let mut lessons = taught(true);
         let mut recency = |lead| {
             lessons.learn(moment(1_000, 1_000), &Idle::default(), 1_000, lead);

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_has_what_was_used_last() {
+    fn the_rival_has_the_chunks_that_were_used_last() {
         let (mut rival, mut rng) = (Rival::default(), fastrand::Rng::with_seed(2));
         let mut model: Vec<u32> = Vec::new();
         for n in 0..5_000 {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lead_is_the_part_of_hits_that_lru_had_not_and_fades() {
+    fn the_lead_over_lru_is_the_difference_in_hits_and_fades() {
         let mut rival = Rival::default();
         (0..9_000).for_each(|n| rival.count(n % 10 == 0, false));
         assert!((rival.lead(0.0, 0) - 0.09).abs() < 1e-9);

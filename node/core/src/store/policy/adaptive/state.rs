@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_may_go_are_the_chunks_that_are_here_and_not_blocked() {
+    fn only_present_chunks_that_are_not_blocked_may_be_evicted() {
         let mut rng = fastrand::Rng::with_seed(5);
         let (mut state, mut model) = (State::default(), [None::<bool>; 40]);
         for _ in 0..5_000 {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_go_round_and_may_stand_behind() {
+    fn elapsed_time_survives_a_wrap_of_the_clock_and_is_never_negative() {
         let moment = |wall, uses| Moment { wall, uses };
         assert_eq!(moment(5, 9).since(moment(u32::MAX - 4_000_000, 4)), moment(4_000_006, 5));
         assert_eq!(moment(5, 9).since(moment(7, 9)), moment(0, 0));
