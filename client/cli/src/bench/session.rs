@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
-use larder_client::{LookupOptions, Namespace, Session, SessionOptions, Verify};
+use larder_client::{BlockPart, LookupOptions, Namespace, Session, SessionOptions, Verify};
 use larder_protocol::frame::HEADER_BYTES;
 use larder_protocol::session::{
     Found, Lease, Leased, Lookup, Place, Request, Response, Span, Tier, encode_request, encode_response,
@@ -33,7 +33,7 @@ impl SessionBench {
     /// # Errors
     /// The node refuses the session.
     pub fn connect(socket: &Path, placement: &CpuPair, rounds: usize) -> anyhow::Result<Self> {
-        let session = open(socket, Verify::default())?;
+        let session = open(socket, SessionOptions { copy_threads: 1, ..SessionOptions::default() })?;
         Ok(Self { socket: socket.to_owned(), session, placement: placement.clone(), rounds })
     }
 
@@ -74,7 +74,7 @@ impl SessionBench {
         let (namespace, chain) = self.hundred_chunks()?;
         let (request_bytes, response_bytes) = lookup_bytes(&namespace, &chain);
         let engine = || {
-            let session = open(&self.socket, Verify::default())?;
+            let session = open(&self.socket, SessionOptions::default())?;
             let (namespace, chain) = (register(&session, SMALL_BLOCK_BYTES)?, chain.clone());
             Ok(move || {
                 let found = session.lookup(&namespace, &chain, all_tokens()).wait()?;
@@ -125,7 +125,34 @@ impl SessionBench {
     /// # Errors
     /// The session failed.
     pub fn get(&self, name: &str, block_bytes: u64, blocks: usize) -> anyhow::Result<Measurement> {
-        let namespace = self.namespace(block_bytes)?;
+        self.get_by(&self.session, name, block_bytes, blocks)
+    }
+
+    /// As [`SessionBench::get`], with copies by two threads, each on a CPU that the system chooses.
+    ///
+    /// # Errors
+    /// The session failed, or the system does not move this thread.
+    pub fn get_by_two_threads(
+        &self,
+        name: &str,
+        block_bytes: u64,
+        blocks: usize,
+    ) -> anyhow::Result<Measurement> {
+        let session = open(&self.socket, SessionOptions { copy_threads: 2, ..SessionOptions::default() })?;
+        self.placement.be_anywhere()?;
+        let measured = self.get_by(&session, name, block_bytes, blocks);
+        self.placement.be_engine()?;
+        measured
+    }
+
+    fn get_by(
+        &self,
+        session: &Session,
+        name: &str,
+        block_bytes: u64,
+        blocks: usize,
+    ) -> anyhow::Result<Measurement> {
+        let namespace = register(session, block_bytes)?;
         let bytes = block_bytes * blocks as u64;
         let prompts = (WORKING_SET_BYTES as u64 / bytes).max(2);
         // Each length has ids of its own, since a hash has one parent in a namespace.
@@ -135,7 +162,7 @@ impl SessionBench {
             hashes.chunks(blocks).map(|prompt| namespace.chain(prompt.to_vec())).collect();
         let mut targets = vec![vec![1; bytes as usize]; chains.len()];
         for chain in &chains {
-            self.put_chain(&namespace, chain, &targets[0][..block_bytes as usize])?;
+            self.put_chain(&self.namespace(block_bytes)?, chain, &targets[0][..block_bytes as usize])?;
         }
         let mut memcpy = Memcpy::new(bytes as usize);
         let mut next = 0;
@@ -143,11 +170,15 @@ impl SessionBench {
             let at = next % chains.len();
             next += 1;
             timed(|| {
-                let lease = self.session.lease(&namespace, &chains[at]).wait()?;
+                let lease = session.lease(&namespace, &chains[at]).wait()?;
                 anyhow::ensure!(lease.chunks() == blocks, "a block that was put is not there");
-                for (position, target) in targets[at].chunks_exact_mut(block_bytes as usize).enumerate() {
-                    lease.copy_block(position, 0, target)?;
-                }
+                let outs = targets[at].chunks_exact_mut(block_bytes as usize).enumerate();
+                lease.copy_parts(outs.map(|(position, out)| BlockPart {
+                    position,
+                    block: 0,
+                    offset: 0,
+                    out,
+                }))?;
                 lease.release();
                 black_box(&mut targets[at]);
                 Ok(())
@@ -175,7 +206,7 @@ impl SessionBench {
         let mut target = vec![1; block_bytes as usize];
         let blocks = (WORKING_SET_BYTES as u64 / block_bytes).clamp(2, MOST_BLOCKS);
         let gets_with = |verify: Verify| -> anyhow::Result<_> {
-            let session = open(&self.socket, verify)?;
+            let session = open(&self.socket, verifying(verify))?;
             let namespace = session.register(&replay_namespace(block_bytes), &[0], &[block_bytes]).wait()?;
             let ids = FIRST_VERIFIED..FIRST_VERIFIED + blocks;
             let chains: Vec<Chain> = ids.map(|id| namespace.chain(vec![chunk_hash(id)])).collect();
@@ -287,10 +318,13 @@ fn lookup_bytes(namespace: &Namespace, chain: &Chain) -> (usize, usize) {
     (request_bytes(&asked), response_bytes(&answered))
 }
 
-/// A session that verifies blocks as `verify` says.
-fn open(socket: &Path, verify: Verify) -> anyhow::Result<Session> {
+fn open(socket: &Path, options: SessionOptions) -> anyhow::Result<Session> {
     let client = concat!("larder bench ", env!("CARGO_PKG_VERSION")).into();
-    Ok(Session::connect(socket, SessionOptions { client, verify, ..SessionOptions::default() }).wait()?)
+    Ok(Session::connect(socket, SessionOptions { client, ..options }).wait()?)
+}
+
+fn verifying(verify: Verify) -> SessionOptions {
+    SessionOptions { verify, ..SessionOptions::default() }
 }
 
 fn request_bytes(request: &Request) -> usize {

@@ -50,6 +50,7 @@ Benches, each with its yardstick:
   ..._one_cpu         the same with both sides on one CPU, so that no other CPU has to wake up
   get_256KiB, _4MiB, _32MiB   lease, copy into the caller's memory, release     / one memcpy
   get_16x256KiB       the same for a prompt of 16 blocks of 256 KiB, leased at once   / one memcpy of 4 MiB
+  ..._by_two_threads  the same, copied by two threads of the engine    / one memcpy
   put_4MiB            reserve, copy into the write window, commit      / one memcpy
   store_lookup_100    the same lookup in the store alone               / 100 hash-map probes
   store_hit           lease and release of one chunk, among a million  / one hash-map probe
@@ -323,7 +324,7 @@ fn node_options() -> anyhow::Result<DevOptions> {
 type SessionMeasure = fn(&SessionBench) -> anyhow::Result<Measurement>;
 
 /// The benches of one engine's session, in the order in which they run.
-const SESSION_BENCHES: [(&str, SessionMeasure); 15] = [
+const SESSION_BENCHES: [(&str, SessionMeasure); 17] = [
     ("lookup_100_chunks", |session| session.lookup("lookup_100_chunks")),
     ("lookup_100_chunks_one_cpu", |session| {
         session.on_one_cpu(|session| session.lookup("lookup_100_chunks_one_cpu"))
@@ -336,6 +337,12 @@ const SESSION_BENCHES: [(&str, SessionMeasure); 15] = [
     ("get_4MiB", |session| session.get("get_4MiB", 4 << 20, 1)),
     ("get_32MiB", |session| session.get("get_32MiB", 32 << 20, 1)),
     ("get_16x256KiB", |session| session.get("get_16x256KiB", 256 << 10, 16)),
+    ("get_32MiB_by_two_threads", |session| {
+        session.get_by_two_threads("get_32MiB_by_two_threads", 32 << 20, 1)
+    }),
+    ("get_128x256KiB_by_two_threads", |session| {
+        session.get_by_two_threads("get_128x256KiB_by_two_threads", 256 << 10, 128)
+    }),
     ("get_4KiB_verify_sample", |session| {
         session.get_verified("get_4KiB_verify_sample", 4 << 10, Verify::Sample)
     }),
