@@ -8,7 +8,9 @@ use anyhow::Context as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::Body;
+use ureq::config::ConfigBuilder;
 use ureq::http::Response;
+use ureq::typestate::AgentScope;
 
 /// `GET http://ADDRESS PATH` as JSON.
 pub(crate) fn get_json<T: DeserializeOwned>(address: &impl Display, path: &str) -> anyhow::Result<T> {
@@ -39,15 +41,19 @@ pub(crate) fn get_lines(
     path: &str,
 ) -> anyhow::Result<impl Iterator<Item = std::io::Result<String>> + use<>> {
     let url = format!("http://{address}{path}");
-    let agent =
-        ureq::Agent::config_builder().timeout_connect(Some(TIMEOUT)).timeout_recv_response(Some(TIMEOUT));
+    let agent = config().timeout_connect(Some(TIMEOUT)).timeout_recv_response(Some(TIMEOUT));
     let answer = ureq::Agent::from(agent.build()).get(&url).call();
     let answer = answer.with_context(|| format!("no answer from {url}"))?;
     Ok(BufReader::new(answer.into_body().into_reader()).lines())
 }
 
 fn agent() -> ureq::Agent {
-    ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).build().into()
+    config().timeout_global(Some(TIMEOUT)).build().into()
+}
+
+/// Larder's servers are asked directly: a proxy of the environment leads out of the cluster, not into it.
+fn config() -> ConfigBuilder<AgentScope> {
+    ureq::Agent::config_builder().proxy(None)
 }
 
 fn read(url: &str, answer: Result<Response<Body>, ureq::Error>) -> anyhow::Result<Vec<u8>> {

@@ -85,20 +85,45 @@ fn each_step_is_done_once_says_what_comes_next_and_comes_in_its_order() {
 }
 
 #[test]
-fn certificates_elsewhere_are_reissued_too_and_finish_waits_for_them() {
+fn certificates_elsewhere_are_reissued_too_and_finish_asks_for_folders_that_are_gone() {
     let dir = authority();
     let out = tempfile::tempdir().unwrap();
     let out = out.path().to_str().unwrap();
     done(dir.path(), &["issue", "engine", "e", "--tenant", "red", "--out", out]);
-    done(dir.path(), &["rotate", "start"]);
-    done(dir.path(), &["rotate", "reissue"]);
-    let refused = larder(dir.path(), &["rotate", "finish", "--certificates", out]);
+    for step in ["start", "reissue"] {
+        done(dir.path(), &["rotate", step]);
+    }
+    let gone = tempfile::tempdir().unwrap();
+    done(dir.path(), &["issue", "node", "b", "--out", gone.path().to_str().unwrap()]);
+    gone.close().unwrap();
+    let refused = larder(dir.path(), &["rotate", "finish"]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(String::from_utf8(refused.stderr).unwrap().contains("e.pem is still from the old authority"));
-    done(dir.path(), &["rotate", "reissue", "--certificates", out]);
-    done(dir.path(), &["rotate", "finish", "--certificates", out]);
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("which is gone"));
+    done(
+        dir.path(),
+        &["rotate", "finish", "--certificates", dir.path().to_str().unwrap(), "--certificates", out],
+    );
     let engine = CredentialFiles { ca: dir.path().join("ca.pem"), ..files(Path::new(out), "e") };
     assert_eq!(Credentials::load(&engine).unwrap().identity().to_string(), "larder://engine/red/e");
+}
+
+#[test]
+fn certificates_in_subfolders_are_reissued_and_without_any_certificate_nothing_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (dir, nodes) = (dir.path(), dir.path().join("certificates/nodes"));
+    done(dir, &["init"]);
+    done(dir, &["rotate", "start"]);
+    let started = read(dir);
+    let refused = larder(dir, &["rotate", "reissue"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("--certificates"));
+    assert_eq!((read(dir), stage(dir)), (started, "started".to_owned()));
+    done(dir, &["issue", "node", "a", "--out", nodes.to_str().unwrap()]);
+    for step in ["reissue", "finish"] {
+        done(dir, &["rotate", step]);
+    }
+    let node = CredentialFiles { ca: dir.join("ca.pem"), ..files(&nodes, "a") };
+    assert_eq!(Credentials::load(&node).unwrap().identity().to_string(), "larder://node/a");
 }
 
 #[test]

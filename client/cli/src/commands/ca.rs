@@ -1,5 +1,6 @@
 //! `larder ca`: a small certificate authority for a cluster.
 
+mod folders;
 mod rotate;
 
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -97,6 +98,8 @@ struct Issue {
     dir: PathBuf,
 
     /// Folder for the new files; a missing folder is made, for its owner alone [default: the authority's folder]
+    ///
+    /// `ca-folders.txt` in the authority's folder lists other folders: `larder ca rotate` reissues the certificates there
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
@@ -130,7 +133,14 @@ impl Issue {
     fn run(&self) -> anyhow::Result<()> {
         let identity = self.identity()?;
         let issued = self.authority()?.issue(&identity, Validity::days(self.days))?;
-        let (certificate, key) = write(self.out.as_ref().unwrap_or(&self.dir), &self.name, &issued)?;
+        let out = self.out.as_ref().unwrap_or(&self.dir);
+        let (certificate, key) = write(out, &self.name, &issued)?;
+        if let Err(error) = folders::remember(&self.dir, out) {
+            let (dir, out) = (self.dir.display(), out.display());
+            eprintln!(
+                "note: {dir} cannot be written ({error}): when you replace the authority, name {out} with --certificates"
+            );
+        }
         if self.json {
             let identity = identity.to_string();
             let days = self.days;

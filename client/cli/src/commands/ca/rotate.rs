@@ -21,7 +21,7 @@ use larder_net::quic::ca::{Authority, Issued, Validity};
 use larder_net::quic::{CredentialFiles, Credentials, RENEWAL_CHECK, inspect};
 use serde::Serialize;
 
-use super::{AUTHORITY, create, days, paths};
+use super::{AUTHORITY, create, days, folders, paths};
 use crate::failure::Usage;
 use crate::output;
 
@@ -45,7 +45,8 @@ pub(super) struct Rotate {
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 
-    /// Folder of processes' certificates with their keys; may be given several times [default: the authority's folder]
+    /// Folder of processes' certificates with their keys, with its subfolders; may be given several times [default: the authority's
+    /// folder, and the folders of `larder ca issue --out`]
     #[arg(long, value_name = "DIR")]
     certificates: Vec<PathBuf>,
 
@@ -100,9 +101,9 @@ impl Rotate {
             None => {}
             Some(RotationStep::Start) => files.start(self.days.unwrap_or(AUTHORITY_DAYS), &mut done)?,
             Some(RotationStep::Reissue) => {
-                files.reissue(self.folders(), self.days.unwrap_or(CERTIFICATE_DAYS), &mut done)?;
+                files.reissue(&self.folders()?, self.days.unwrap_or(CERTIFICATE_DAYS), &mut done)?;
             }
-            Some(RotationStep::Finish) => files.finish(self.folders(), &mut done)?,
+            Some(RotationStep::Finish) => files.finish(&self.folders()?, &mut done)?,
         }
         let stage = files.stage();
         let report = Report { stage, done, next: self.next(stage) };
@@ -116,12 +117,8 @@ impl Rotate {
         Ok(output::print(format!("{text}\n{}", report.next).trim_start())?)
     }
 
-    fn folders(&self) -> Vec<&Path> {
-        if self.certificates.is_empty() {
-            vec![&self.dir]
-        } else {
-            self.certificates.iter().map(PathBuf::as_path).collect()
-        }
+    fn folders(&self) -> anyhow::Result<Vec<PathBuf>> {
+        if self.certificates.is_empty() { folders::all(&self.dir) } else { Ok(self.certificates.clone()) }
     }
 
     fn next(&self, stage: Stage) -> String {
@@ -186,7 +183,7 @@ impl<'a> Files<'a> {
         Ok(())
     }
 
-    fn reissue(&mut self, folders: Vec<&Path>, days: u32, done: &mut Vec<String>) -> anyhow::Result<()> {
+    fn reissue(&mut self, folders: &[PathBuf], days: u32, done: &mut Vec<String>) -> anyhow::Result<()> {
         let [next, next_key] = paths(self.dir, NEXT);
         let [_, key] = paths(self.dir, AUTHORITY);
         let stage = self.stage();
@@ -197,7 +194,7 @@ impl<'a> Files<'a> {
         let signs = if stage == Stage::Started { &next_key } else { &key };
         let authority = Authority::load(&new, &fs::read_to_string(signs)?)
             .with_context(|| Usage(format!("cannot use the authority in {}", self.dir.display())))?;
-        for files in process_files(&folders)? {
+        for files in process_files(folders)? {
             if !is_issued_by(&files, &new)? {
                 done.push(reissue(&authority, &files, days)?);
             }
@@ -212,7 +209,7 @@ impl<'a> Files<'a> {
         Ok(())
     }
 
-    fn finish(&mut self, folders: Vec<&Path>, done: &mut Vec<String>) -> anyhow::Result<()> {
+    fn finish(&mut self, folders: &[PathBuf], done: &mut Vec<String>) -> anyhow::Result<()> {
         match self.stage() {
             Stage::Settled => return Ok(()),
             Stage::Started => {
@@ -223,7 +220,7 @@ impl<'a> Files<'a> {
             Stage::Reissued => {}
         }
         let new = self.new_authority()?;
-        for files in process_files(&folders)? {
+        for files in process_files(folders)? {
             if !is_issued_by(&files, &new)? {
                 let path = files.certificate.display();
                 let text =
@@ -261,22 +258,36 @@ fn certificates(pem: &str) -> Vec<String> {
     bodies.map(|body| format!("{begin}{}{end}\n", body.replace('\r', ""))).collect()
 }
 
-/// The certificates with keys in these folders, except the authority's. First repairs the files that an interrupted run left.
-fn process_files(folders: &[&Path]) -> anyhow::Result<Vec<CredentialFiles>> {
-    let mut found = Vec::new();
-    for folder in folders {
+/// The certificates with keys in these folders and their subfolders, except the authority's. First repairs the files that an
+/// interrupted run left.
+fn process_files(folders: &[PathBuf]) -> anyhow::Result<Vec<CredentialFiles>> {
+    let (mut found, mut unread) = (Vec::new(), folders.to_vec());
+    while let Some(folder) = unread.pop() {
         let wrong = || Usage(format!("cannot read {}", folder.display()));
-        for entry in fs::read_dir(folder).with_context(wrong)? {
-            let key = entry.with_context(wrong)?.path();
+        for entry in fs::read_dir(&folder).with_context(wrong)? {
+            let entry = entry.with_context(wrong)?;
+            let key = entry.path();
+            if entry.file_type().with_context(wrong)?.is_dir() {
+                unread.push(key);
+                continue;
+            }
             let Some(name) = key.file_stem().map(|name| name.to_string_lossy().into_owned()) else {
                 continue;
             };
             let is_key = key.extension().is_some_and(|extension| extension == "key");
-            let [certificate, _] = paths(folder, &name);
+            let [certificate, _] = paths(&folder, &name);
             if is_key && name != AUTHORITY && name != NEXT && certificate.exists() {
                 found.push(CredentialFiles { ca: PathBuf::new(), certificate, key });
             }
         }
+    }
+    if found.is_empty() {
+        let folders =
+            folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
+        let text = format!(
+            "no certificate of a process stands in {folders}: name the folders of NAME.pem and NAME.key with --certificates"
+        );
+        return Err(Usage(text).into());
     }
     found.sort_by(|a, b| a.certificate.cmp(&b.certificate));
     for files in &found {
