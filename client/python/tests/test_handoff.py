@@ -209,6 +209,16 @@ def test_the_answer_of_a_prefill_is_what_its_decode_asks_with(session):
     assert params_for_decode(None, 0, hashes(2)) is None
 
 
+@pytest.mark.parametrize("wrong", ["abc", [1], float("inf"), {}, -1, 1 << 64, True])
+def test_wrong_parameters_of_a_client_raise_nothing(wrong):
+    """vLLM ends if its connector raises an error for a request."""
+    assert attempt_of({"do_remote_decode": True, "remote_attempt": wrong}) == 0
+    asked = {"do_remote_prefill": True, "remote_node": "node-0"}
+    assert writer_of(asked | {"remote_attempt": wrong}) == Writer("node-0", 0, 0)
+    assert writer_of(asked | {"remote_device": wrong}) is None
+    assert writer_of(asked | {"remote_node": wrong}) is None or wrong == "abc"
+
+
 def test_a_prefill_that_is_too_slow_is_no_error(ranks, caplog):
     prefill, decode = ranks
     computed = LayerGate(RANK_LAYERS)
