@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import larder_kv
-from larder_kv.link import Link, Opened
+from larder_kv.link import LOST, Link, Opened
 
 LOOKUP_KEYS = 4_096
 """Keys of one lookup; a chain may have twice as many."""
@@ -169,8 +169,7 @@ class Keyed:
             call(opened, time.monotonic() + self._timeout_seconds)
         except larder_kv.BusyError:
             self._counts.add("busy")
-        except (larder_kv.EndedError, larder_kv.RequestTimeout):
-            # A node that does not answer would delay every call. Without it, calls miss at once until it answers again.
+        except LOST:
             self._counts.add("failures")
             self._link.lost(opened)
         except KeyboardInterrupt:

@@ -10,6 +10,10 @@ import larder_kv
 T = TypeVar("T")
 
 
+LOST = (larder_kv.EndedError, larder_kv.RequestTimeout)
+"""The errors after which a session is of no use. A node that does not answer would delay every call: without it, calls miss at
+once until it answers again."""
+
 MOST_REASONS = 16
 """Limit of different reasons that are logged while a node is absent."""
 

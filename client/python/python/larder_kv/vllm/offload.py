@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import larder_kv
 from larder_kv.keyed import UNBOUNDED_BYTES
+from larder_kv.link import LOST
 from larder_kv.vllm.node import Node, Open
 
 logger = logging.getLogger("vllm.larder")
@@ -197,7 +198,7 @@ class Offload:
         return self._rows[row * self._row_bytes : (row + 1) * self._row_bytes]
 
     def _heard(self, node: Open, error: larder_kv.LarderError) -> None:
-        if isinstance(error, larder_kv.EndedError):
+        if isinstance(error, LOST):
             self._node.lost(node)
 
 

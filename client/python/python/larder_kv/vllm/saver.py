@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import larder_kv
+from larder_kv.link import LOST
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import hand_over_layer
 from larder_kv.vllm.memory import ChunkBlocks, Memory, MemoryLayer, Pages
@@ -232,7 +233,7 @@ class Saver:
                 )
             return "shed_chunks_room"
         except larder_kv.LarderError as error:
-            if isinstance(error, larder_kv.EndedError):
+            if isinstance(error, LOST):
                 self._node.lost(node)
             return "shed_chunks_node"
         # Catches everything: without this thread nothing would be saved again.
