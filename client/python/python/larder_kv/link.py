@@ -96,17 +96,19 @@ class Link(Generic[T]):
             self._wanted.wait()
             if self._closed.is_set():
                 return
+            # Not after the try: `begin` may ask for another session meanwhile.
+            self._wanted.clear()
             try:
                 opened = self._connect()
                 self._logger.info("using the Larder node %s", opened)
             # Catches everything, panics of native code included: without this thread the engine would never have a cache again.
             except BaseException as error:
                 self._failed(error, reasons)
+                self._wanted.set()
                 self._tried.set()
                 self._closed.wait(self._reconnect_seconds)
                 continue
             reasons.clear()
-            self._wanted.clear()
             self._opened = opened
             self._tried.set()
 
