@@ -1,13 +1,11 @@
 """The scheduler half against a real node, with stand-ins for the few names that it imports of vLLM."""
 
 import importlib
-import sys
 from collections import Counter
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
+from absent import absent_packages
 from conftest import spec, until
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Save, Shape
@@ -17,47 +15,11 @@ from larder_kv.vllm.transfer import LayerGate
 from test_vllm_transfers import LAYERS, SHAPE, Rank
 
 
-class AnyName(type):
-    def __getattr__(cls, name: str) -> str:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return name
-
-
-class Names(ModuleType):
-    """A module that has every name, as a class."""
-
-    __path__: list[str] = []
-
-    def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        setattr(self, name, AnyName(name, (), {}))
-        return vars(self)[name]
-
-
-class Finder(MetaPathFinder, Loader):
-    """Finds such modules for vLLM."""
-
-    def find_spec(self, name, path=None, target=None):
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == "vllm" else None
-
-    def create_module(self, spec):
-        return Names(spec.name)
-
-    def exec_module(self, module):
-        pass
-
-
 @pytest.fixture
-def scheduler_half(monkeypatch):
+def scheduler_half():
     """The class of the scheduler half."""
-    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    before = set(sys.modules)
-    yield importlib.import_module("larder_kv.vllm.scheduler").SchedulerHalf
-    for name in set(sys.modules) - before:
-        if name.startswith(("vllm", "larder_kv.vllm")):
-            del sys.modules[name]
+    with absent_packages("vllm"):
+        yield importlib.import_module("larder_kv.vllm.scheduler").SchedulerHalf
 
 
 class Request(SimpleNamespace):

@@ -210,8 +210,7 @@ class Fleet:
                     await self._learn(engine)
 
     async def _learn(self, engine: Engine) -> None:
-        """Asks an engine for its models, and, with a request of one token, for the node that it uses, unless the command line names
-        the node."""
+        """Asks an engine for its models, and, unless the command line names its node, with a request of one token for the node."""
         async with self._session.get(engine.url + "/v1/models", **self.ssl(engine)) as answer:
             models = (await answer.json())["data"]
         engine.model = models[0]["id"]

@@ -216,7 +216,7 @@ class SchedulerHalf:
         self._release_loaded(output.finished_recving or ())
 
     def reset(self) -> bool:
-        """Begins with an empty cache. vLLM asks for it when the model's weights have changed, which no namespace knows. The chunks
+        """Begins with an empty cache. vLLM asks for it when the model's weights change, which no namespace knows. The chunks
         so far belong to other engines too and stay; from now on this engine names its chunks so that no name is known yet."""
         logger.warning("vLLM resets its caches: until it starts again, this engine shares no chunks with other engines")
         self.shape = replace(self.shape, salt=os.urandom(16))
