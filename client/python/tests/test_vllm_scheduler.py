@@ -9,6 +9,7 @@ from absent import absent_packages
 from conftest import spec, until
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Save, Shape
+from larder_kv.vllm.published import Stored
 from larder_kv.vllm.ranks import Ranks
 from larder_kv.vllm.settings import Settings
 from larder_kv.vllm.transfer import LayerGate
@@ -44,7 +45,7 @@ class Scheduled:
 
     def __init__(self, half: type, socket: str, model: str):
         self.rank = Rank(socket, model)
-        settings = Settings(socket=socket)
+        settings = Settings(socket=socket, describe=True)
         same = spec(model, hash_algorithm="sha256_cbor", hash_seed="test", pools=pools())
         engine = SimpleNamespace(
             shape=SHAPE,
@@ -55,6 +56,14 @@ class Scheduled:
             ),
         )
         self.half = half(engine, True, True)
+        self.salt = "alice"
+        # vLLM's own function computes the extra keys.
+        importlib.import_module("larder_kv.vllm.scheduler").chunk_of = self.described
+
+    def described(self, request: Request, shape: Shape, chunk: int) -> Stored:
+        names = request.block_hashes[2 * chunk : 2 * chunk + 2]
+        parent = request.block_hashes[2 * chunk - 1] if chunk else None
+        return Stored(names, parent, 16, range(32), extra_keys=[(self.salt,), None])
 
     def comes(self, request: Request) -> int:
         """A request comes; returns the number of its tokens that are found."""
@@ -143,6 +152,19 @@ def test_wrong_parameters_are_no_errors(scheduled, params):
     scheduled.step(request)
     scheduled.half.end(request)
     assert scheduled.comes(Request("b", 2)) == 0 and scheduled.half._node.current() is not None
+
+
+def test_a_prompt_that_cannot_be_described_is_served_and_the_next_one_is_described(scheduled, caplog):
+    scheduled.salt = "a" * 100_000
+    for name in ("a", "b"):
+        request = Request(name, 2)
+        scheduled.comes(request)
+        scheduled.save(scheduled.step(request).saves)
+    assert scheduled.comes(Request("c", 2)) == 2 * SHAPE.chunk_tokens
+    assert caplog.text.count("tokens are not passed on") == 1 and not scheduled.half._describer._said
+    scheduled.salt = "alice"
+    scheduled.comes(Request("d", 2))
+    assert len(scheduled.half._describer._said) == 2
 
 
 def test_after_a_reset_nothing_is_found_that_was_computed_before(scheduled):

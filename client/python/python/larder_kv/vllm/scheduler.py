@@ -83,6 +83,8 @@ class SchedulerHalf:
         self._ranks = engine.ranks.count
         self._held: HeldBlocks | None = None
         self._explained = False
+        # Whether some prompt could not be described.
+        self._is_undescribed = False
         self._loads, self._saves = loads, saves
         # The session reads every rank's slice, so that prefetched chunks are there for all ranks.
         self._actor = ChosenActor(self.settings.device)
@@ -328,6 +330,17 @@ class SchedulerHalf:
         """Passes on the tokens of these chunks, which routers need to know. Routers cannot compute names with a salt."""
         if self.shape.salt:
             return
+        try:
+            self._describe_now(request, first, end)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        # Catches everything: a prompt that cannot be described, for instance with a very long salt, must not end the engine.
+        except BaseException:
+            if not self._is_undescribed:
+                logger.warning("a prompt's tokens are not passed on (told once)", exc_info=True)
+            self._is_undescribed = True
+
+    def _describe_now(self, request: "Request", first: int, end: int) -> None:
         names = self.shape.chunk_hashes(request.block_hashes, end)[first:]
         if self._events is not None and self.settings.events_tokens != "off":
             for chunk, name in enumerate(names, start=first):
