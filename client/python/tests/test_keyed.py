@@ -1,6 +1,7 @@
 """Blocks under single keys against a real node, as SGLang's and LMCache's adapters use them."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import larder_kv
 import pytest
@@ -62,6 +63,16 @@ def rank(cluster, request):
     made = Rank(cluster.sockets[0], request.node.name)
     yield made
     made.link.close()
+
+
+def test_threads_that_save_at_the_same_time_do_not_wait_for_each_others_room(cluster):
+    """Each call takes half of the window; four calls are under way."""
+    rank = Rank(cluster.sockets[0], "threads", window_bytes=8 * BLOCK)
+    with ThreadPoolExecutor(4) as threads:
+        saved = list(threads.map(lambda call: rank.save(range(16 * call, 16 * call + 16)), range(32)))
+    assert saved == [[True] * 16] * 32
+    assert rank.counted("saved_keys", "failures", "shed_keys") == (16 * 32, 0, 0)
+    rank.link.close()
 
 
 def test_what_was_saved_is_loaded_under_its_keys(rank):
