@@ -75,6 +75,14 @@ def test_threads_that_save_at_the_same_time_do_not_wait_for_each_others_room(clu
     rank.link.close()
 
 
+def test_more_keys_than_a_chain_may_have_are_loaded_in_parts(rank):
+    buffers = [bytearray(BLOCK)] * 9_000
+    assert rank.save([1]) == [True]
+    assert rank.keyed.load(rank.spec, keys(range(1, 9_001)), Blocks(buffers)) == 1
+    assert buffers[0] == content(1, BLOCK)
+    assert rank.counted("loaded_keys", "missed_keys", "failures") == (1, 8_999, 0)
+
+
 def test_what_was_saved_is_loaded_under_its_keys(rank):
     assert rank.save([1, 2, 3]) == [True] * 3
     assert rank.load([3, 1]) == (2, [content(3, BLOCK), content(1, BLOCK)])

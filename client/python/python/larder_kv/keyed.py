@@ -14,7 +14,7 @@ import larder_kv
 from larder_kv.link import LOST, Link, Opened
 
 LOOKUP_KEYS = 4_096
-"""Keys of one lookup; a chain may have twice as many."""
+"""Keys of one lookup, and of one lease; a chain may have twice as many."""
 
 UNBOUNDED_BYTES = 64 << 20
 """Twice the bytes of one reservation, for a session without a window."""
@@ -110,7 +110,8 @@ class Keyed:
             nonlocal loaded
             namespace = opened.namespace(spec)
             while loaded < len(keys) and time.monotonic() <= deadline:
-                with opened.session.lease(namespace, namespace.chain(list(keys[loaded:]))) as lease:
+                part = list(keys[loaded : loaded + LOOKUP_KEYS])
+                with opened.session.lease(namespace, namespace.chain(part)) as lease:
                     come = lease.chunks
                     if come == 0:
                         return
