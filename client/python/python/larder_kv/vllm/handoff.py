@@ -15,6 +15,8 @@ import larder_kv
 from larder_kv.vllm.node import Open
 
 MOST_DEVICE, MOST_ATTEMPT = 65_535, (1 << 64) - 1
+MOST_NAME = 256
+"""The most characters of a node's name."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def writer_of(params: Mapping[str, Any] | None) -> Writer | None:
     named."""
     node = params.get("remote_node") if params and params.get("do_remote_prefill") else None
     device = number_in(params, "remote_device", MOST_DEVICE) if params and node else None
-    if not params or not isinstance(node, str) or device is None:
+    if not params or not isinstance(node, str) or len(node) > MOST_NAME or device is None:
         return None
     return Writer(node, device, attempt_in(params))
 
