@@ -144,13 +144,13 @@ def test_a_prompt_that_the_coordinator_refuses_is_routed_by_load_and_the_next_on
     engines, coordinator = two(made), made(Coordinator, {"node-0": 0, "node-1": 960})
     router = in_front_of(made, *engines, coordinator=coordinator).knows(*engines)
     coordinator.most_tokens = 1_000
-    for refused in (list(range(2_000)), [-1], [1 << 32], [True]):
+    for refused in (list(range(2_000)), [-1], [1 << 32], [True], [1] * ((1 << 20) + 1)):
         router.ask(refused)
         assert router.ask()[1] == engines[1].url
-    assert router.metric("routed_total", by="load") == router.metric("routed_total", by="cache") == 4
+    assert router.metric("routed_total", by="load") == router.metric("routed_total", by="cache") == 5
     assert router.metric("coordinator_failures_total") == 0
     asked = [len(question["tokens"]) for question in coordinator.questions]
-    assert asked == [2_000, *[1_000] * 4], "prompts with impossible tokens are not asked for"
+    assert asked == [2_000, *[1_000] * 5], "prompts with impossible tokens, or too many, are not asked for"
 
 
 def test_an_engine_whose_node_is_named_tells_its_adapters(made):

@@ -24,6 +24,8 @@ REFRESH_SECONDS, REFRESH_EMPTY_SECONDS, KEPT_SECONDS = 10.0, 1.0, 300.0
 WRONG_QUESTION = (400, 413, 422)
 """The statuses by which a coordinator refuses one prompt, for instance one that is too long."""
 NODES_AT_ONCE, MOST_NAMESPACES = 8, 8
+MOST_TOKENS = 1 << 20
+"""Longer prompts are routed by load alone: their questions alone take about the deadline, and a late answer counts as none."""
 MOVED = 10
 """Moving this many tokens costs as much as computing one."""
 
@@ -85,7 +87,7 @@ class Costing:
     ) -> Costs | None:
         """The costs of a prompt, in the namespace with the least costs; None without an answer. Never raises for faults of
         others, and takes at most `DEADLINE_SECONDS`."""
-        if not self._namespaces or time.monotonic() < self._paused_until:
+        if not self._namespaces or time.monotonic() < self._paused_until or len(tokens) > MOST_TOKENS:
             return None
         now = time.monotonic()
         known = [one for seen, one in self._namespaces.values() if now - seen < KEPT_SECONDS]
