@@ -1,6 +1,7 @@
 """Blocks under single keys against a real node, as SGLang's and LMCache's adapters use them."""
 
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import larder_kv
@@ -31,12 +32,14 @@ class Blocks:
 class Rank:
     """An adapter's objects for one rank."""
 
-    def __init__(self, socket: str, model: str, window_bytes: int = 1 << 20):
+    def __init__(self, socket: str, model: str, window_bytes: int = 1 << 20, timeout_seconds: float = 5.0):
         self.counts = Counts()
-        settings = NodeSettings(socket, window_bytes=window_bytes, reconnect_seconds=0.01, verify="always")
+        settings = NodeSettings(
+            socket, window_bytes=window_bytes, reconnect_seconds=0.01, verify="always", timeout_seconds=timeout_seconds
+        )
         self.link = settings.link("test", LOG, self.counts.add)
         self.link.wait_for_first_try(10)
-        self.keyed = Keyed(self.link, self.counts, 5.0, LOG)
+        self.keyed = Keyed(self.link, self.counts, timeout_seconds, LOG)
         self.spec = spec(model, pools=(larder_kv.Pool(layers=1, layer_bytes=BLOCK),), flat=True)
 
     def save(self, numbers):
@@ -175,3 +178,18 @@ def test_a_node_without_room_sheds_and_is_counted(tmp_path):
     assert taken
     rank.link.close()
     running.stop()
+
+
+def test_threads_that_find_no_room_give_up_in_time(cluster):
+    rank = Rank(cluster.sockets[0], "no room", window_bytes=4 * BLOCK, timeout_seconds=1.0)
+    session = rank.link.current().session
+    namespace = rank.link.current().namespace(rank.spec)
+    # Nobody gives this room back.
+    held = session.reserve(namespace, namespace.chain(keys(range(100, 104))))
+    room = session.stage_chunks(held, held.chunks)
+    with ThreadPoolExecutor(4) as threads:
+        before = time.monotonic()
+        saved = list(threads.map(lambda call: rank.save(range(2 * call, 2 * call + 2)), range(4)))
+        assert saved == [[False] * 2] * 4 and time.monotonic() - before < 3, "not one timeout after the other"
+    del room
+    rank.link.close()

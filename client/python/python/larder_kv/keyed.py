@@ -150,8 +150,12 @@ class Keyed:
                 chain = namespace.chain([keys[number] for number in group])
                 reservation = session.reserve(namespace, chain, priority=priority)
                 numbers = [group[position] for position in reservation.chunks]
-                with self._staging:
+                if not self._staging.acquire(timeout=max(deadline - time.monotonic(), 0)):
+                    return
+                try:
                     staged = session.stage_chunks(reservation, reservation.chunks)
+                finally:
+                    self._staging.release()
                 blocks.write(staged, numbers)
                 kept = session.commit(reservation, staged) if staged else 0
                 self._counts.add("present_keys", len(group) - len(numbers))

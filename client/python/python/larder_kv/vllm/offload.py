@@ -173,6 +173,8 @@ class Offload:
         positions = reservation.chunks
         for start in range(0, len(positions), at_once):
             with self._staging:
+                if node is not self._node.current():
+                    raise larder_kv.EndedError("the node did not answer another thread")
                 staged = node.session.stage_chunks(reservation, positions[start : start + at_once])
             for chunk in staged:
                 chunk.copy_from(self._row(rows[chunk.position]))
