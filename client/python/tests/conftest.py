@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +46,26 @@ def start_cluster(*arguments: str, **environment: str) -> Cluster:
     started.sockets += [next(iter(node["sockets"].values())) for node in ready["nodes"]]
     started.http += [node["http"] for node in ready["nodes"]]
     return started
+
+
+@contextmanager
+def standing_still(cluster: Cluster) -> Iterator[None]:
+    """The nodes of a cluster run no instruction meanwhile: their sockets are open, and nobody answers."""
+    children = Path(f"/proc/{cluster.process.pid}/task").glob("*/children")
+    nodes = [int(pid) for child in children for pid in child.read_text().split()]
+    for node in nodes:
+        os.kill(node, signal.SIGSTOP)
+    try:
+        until(lambda: all(stands_still(node) for node in nodes))
+        yield
+    finally:
+        for node in nodes:
+            os.kill(node, signal.SIGCONT)
+
+
+def stands_still(process: int) -> bool:
+    threads = [file.read_text().rpartition(") ")[2] for file in Path(f"/proc/{process}/task").glob("*/stat")]
+    return all(thread.startswith("T") for thread in threads)
 
 
 def damage(cluster: Cluster, block: bytes, wrong: bytes) -> None:

@@ -25,11 +25,15 @@ class RankThreads:
         *,
         queue_chunks: int = 64,
         handoff_seconds: float = 5.0,
+        timeout_seconds: float = 10.0,
     ):
         self.memory, self.counts = memory, Counts()
-        self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20, verify="always"), spec, [0], 0.01)
+        options = {"window_bytes": 1 << 20, "verify": "always", "timeout": timeout_seconds}
+        self.node = Node(lambda: larder_kv.Session(socket, **options), spec, [0], 0.01)
         self.node.wait_for_first_try(10)
-        self.settings = Settings(socket=socket, prefetches=2, handoff_seconds=handoff_seconds)
+        self.settings = Settings(
+            socket=socket, prefetches=2, handoff_seconds=handoff_seconds, timeout_seconds=timeout_seconds
+        )
         self.loader = Loader(self.node, self.memory, shape, self.counts, self.settings)
         self.saver = Saver(self.node, self.memory, shape, self.counts, queue_chunks)
         self.prefetcher = Prefetcher(self.node, self.counts, self.settings)

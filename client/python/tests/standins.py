@@ -80,6 +80,11 @@ class StandIn(ThreadingHTTPServer):
 class Engine(StandIn):
     """A vLLM. `deeds` are its answers to the next requests, `serve` its answer to later requests."""
 
+    models: list[object] = [
+        {"id": "model", "root": "/model", "parent": None},
+        {"id": "adapter", "root": "/adapters/a", "parent": "model"},
+    ]
+
     def __init__(self, node: str = "") -> None:
         self.node, self.asked = node, []
         self.deeds: queue.Queue[Deed] = queue.Queue()
@@ -97,8 +102,7 @@ class Engine(StandIn):
                     return handler.hang_up()
             return handler.say(200, {})
         assert handler.path == "/v1/models"
-        adapter = {"id": "adapter", "root": "/adapters/a", "parent": "model"}
-        return handler.say(200, {"data": [{"id": "model", "root": "/model", "parent": None}, adapter]})
+        return handler.say(200, {"data": self.models})
 
     def post(self, handler: Handler, body: dict) -> None:
         params = body.get("kv_transfer_params") or {}
@@ -135,6 +139,12 @@ def fail(status: int, **headers: str) -> Deed:
     return lambda handler, _body: handler.say(status, {"error": {"message": "busy"}}, **headers)
 
 
+def babble(handler: Handler, _body: dict) -> None:
+    """Answers with bytes that are no HTTP."""
+    handler.wfile.write(b"these bytes are no HTTP\r\n\r\n")
+    handler.hang_up()
+
+
 def die(handler: Handler, _body: dict) -> None:
     """Ends the connection before any answer."""
     handler.hang_up()
@@ -169,6 +179,8 @@ class Coordinator(StandIn):
     def __init__(self, held: dict[str, int]) -> None:
         self.held, self.questions = held, []
         self.is_broken = False
+        self.most_tokens = 100_000
+        """Longer prompts are refused."""
         super().__init__()
 
     def get(self, handler: Handler) -> None:
@@ -182,6 +194,8 @@ class Coordinator(StandIn):
         self.questions.append(body)
         if self.is_broken:
             return handler.hang_up()
+        if len(body["tokens"]) > self.most_tokens:
+            return handler.say(400, {})
         tokens, cached = len(body["tokens"]), max(self.held.values())
         nodes = [
             {"name": name, "held_tokens": held, "cost_tokens": tokens - cached + (cached - held) // 10}

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 
 import larder_kv
@@ -10,6 +11,7 @@ from conftest import LAYER_BYTES, LAYERS, content, spec, start_cluster, until
 from larder_kv.vllm.handoff import Writer, attempt_of, params_for_decode, writer_of
 from larder_kv.vllm.node import Open
 from larder_kv.vllm.plan import Load, Save
+from larder_kv.vllm.saver import HandOver
 from larder_kv.vllm.transfer import LayerGate
 from ranks import writer_at
 from test_vllm_transfers import LAYERS as RANK_LAYERS
@@ -209,6 +211,16 @@ def test_the_answer_of_a_prefill_is_what_its_decode_asks_with(session):
     assert params_for_decode(None, 0, hashes(2)) is None
 
 
+@pytest.mark.parametrize("wrong", ["abc", [1], float("inf"), {}, -1, 1 << 64, True])
+def test_wrong_parameters_of_a_client_raise_nothing(wrong):
+    """vLLM ends if its connector raises an error for a request."""
+    assert attempt_of({"do_remote_decode": True, "remote_attempt": wrong}) == 0
+    asked = {"do_remote_prefill": True, "remote_node": "node-0"}
+    assert writer_of(asked | {"remote_attempt": wrong}) == Writer("node-0", 0, 0)
+    assert writer_of(asked | {"remote_device": wrong}) is None
+    assert writer_of(asked | {"remote_node": wrong}) is None or wrong == "abc"
+
+
 def test_a_prefill_that_is_too_slow_is_no_error(ranks, caplog):
     prefill, decode = ranks
     computed = LayerGate(RANK_LAYERS)
@@ -224,6 +236,28 @@ def test_a_prefill_that_is_too_slow_is_no_error(ranks, caplog):
     assert [record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info] == []
     assert "request b computes the rest of its prompt: its prefill handed over 0 of 1 chunks in time" in caplog.text
     computed.open_all()
+
+
+def test_a_hand_over_whose_session_has_ended_leaves_the_next_session_alone(cluster, monkeypatch):
+    begun, begin = threading.Semaphore(0), HandOver.begin
+
+    def end(*_: object) -> bool:
+        raise larder_kv.EndedError("the first session")
+
+    monkeypatch.setattr(HandOver, "begin", lambda *given: begin(*given) and (begun.release() or True))
+    monkeypatch.setattr("larder_kv.vllm.saver.hand_over_layer", end)
+    rank, computed = Rank(cluster.sockets[0], "outlived"), LayerGate(RANK_LAYERS)
+    first = rank.node.current()
+    saves = [Save("a", hashes(1), 0, [0, 1], attempt=0), Save("b", hashes(2), 1, [2, 3], attempt=0)]
+    rank.saver.save_soon(saves, computed)
+    assert begun.acquire(timeout=10) and begun.acquire(timeout=10)
+    rank.node.lost(first)
+    until(lambda: rank.node.current() is not None)
+    second = rank.node.current()
+    computed.open_all()
+    until(lambda: not rank.saver.is_reading("b"))
+    assert rank.node.current() is second and rank.counts.take()["shed_chunks_node"] == 2
+    rank.close()
 
 
 def test_a_node_that_goes_away_during_a_hand_over_is_no_error(caplog):

@@ -1,6 +1,8 @@
 """Blocks under single keys against a real node, as SGLang's and LMCache's adapters use them."""
 
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import larder_kv
 import pytest
@@ -30,12 +32,14 @@ class Blocks:
 class Rank:
     """An adapter's objects for one rank."""
 
-    def __init__(self, socket: str, model: str, window_bytes: int = 1 << 20):
+    def __init__(self, socket: str, model: str, window_bytes: int = 1 << 20, timeout_seconds: float = 5.0):
         self.counts = Counts()
-        settings = NodeSettings(socket, window_bytes=window_bytes, reconnect_seconds=0.01, verify="always")
+        settings = NodeSettings(
+            socket, window_bytes=window_bytes, reconnect_seconds=0.01, verify="always", timeout_seconds=timeout_seconds
+        )
         self.link = settings.link("test", LOG, self.counts.add)
         self.link.wait_for_first_try(10)
-        self.keyed = Keyed(self.link, self.counts, 5.0, LOG)
+        self.keyed = Keyed(self.link, self.counts, timeout_seconds, LOG)
         self.spec = spec(model, pools=(larder_kv.Pool(layers=1, layer_bytes=BLOCK),), flat=True)
 
     def save(self, numbers):
@@ -62,6 +66,24 @@ def rank(cluster, request):
     made = Rank(cluster.sockets[0], request.node.name)
     yield made
     made.link.close()
+
+
+def test_threads_that_save_at_the_same_time_do_not_wait_for_each_others_room(cluster):
+    """Each call takes half of the window; four calls are under way."""
+    rank = Rank(cluster.sockets[0], "threads", window_bytes=8 * BLOCK)
+    with ThreadPoolExecutor(4) as threads:
+        saved = list(threads.map(lambda call: rank.save(range(16 * call, 16 * call + 16)), range(32)))
+    assert saved == [[True] * 16] * 32
+    assert rank.counted("saved_keys", "failures", "shed_keys") == (16 * 32, 0, 0)
+    rank.link.close()
+
+
+def test_more_keys_than_a_chain_may_have_are_loaded_in_parts(rank):
+    buffers = [bytearray(BLOCK)] * 9_000
+    assert rank.save([1]) == [True]
+    assert rank.keyed.load(rank.spec, keys(range(1, 9_001)), Blocks(buffers)) == 1
+    assert buffers[0] == content(1, BLOCK)
+    assert rank.counted("loaded_keys", "missed_keys", "failures") == (1, 8_999, 0)
 
 
 def test_what_was_saved_is_loaded_under_its_keys(rank):
@@ -156,3 +178,18 @@ def test_a_node_without_room_sheds_and_is_counted(tmp_path):
     assert taken
     rank.link.close()
     running.stop()
+
+
+def test_threads_that_find_no_room_give_up_in_time(cluster):
+    rank = Rank(cluster.sockets[0], "no room", window_bytes=4 * BLOCK, timeout_seconds=1.0)
+    session = rank.link.current().session
+    namespace = rank.link.current().namespace(rank.spec)
+    # Nobody gives this room back.
+    held = session.reserve(namespace, namespace.chain(keys(range(100, 104))))
+    room = session.stage_chunks(held, held.chunks)
+    with ThreadPoolExecutor(4) as threads:
+        before = time.monotonic()
+        saved = list(threads.map(lambda call: rank.save(range(2 * call, 2 * call + 2)), range(4)))
+        assert saved == [[False] * 2] * 4 and time.monotonic() - before < 3, "not one timeout after the other"
+    del room
+    rank.link.close()

@@ -106,3 +106,21 @@ def test_a_link_that_does_not_begin_opens_nothing_until_it_is_told_to():
     link.close()
     Link(lambda: opened.append(None), 0.001, logging.getLogger("test"), begins=False).close()
     assert len(opened) == 1, "nor one that is closed before"
+
+
+def test_a_link_that_is_told_to_begin_while_it_opens_a_session_opens_another():
+    """The first session may be at an actor that the engine does not use any more."""
+    opening, told, opened = threading.Event(), threading.Event(), []
+
+    def connect() -> int:
+        opening.set()
+        told.wait(10)
+        opened.append(None)
+        return len(opened)
+
+    link = Link(connect, 0.001, logging.getLogger("test"))
+    opening.wait(10)
+    link.begin()
+    told.set()
+    until(lambda: link.current() == 2)
+    link.close()

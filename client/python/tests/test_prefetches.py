@@ -1,15 +1,12 @@
 """Prefetches that are started by a thread which does not wait for them."""
 
-import os
 import re
-import signal
 import threading
 import urllib.request
-from pathlib import Path
 
 import larder_kv
 import pytest
-from conftest import CHUNK_TOKENS, content, put, spec, start_cluster, until
+from conftest import CHUNK_TOKENS, content, put, spec, standing_still, start_cluster, until
 
 TOKENS = list(range(5 * CHUNK_TOKENS))
 
@@ -61,18 +58,10 @@ def test_nothing_waits_for_a_node_that_stands_still():
     chain = namespace.chain_of_tokens(TOKENS)
     put(session, namespace, chain)
     prefetches = larder_kv.Prefetches(session, at_most=2)
-    children = Path(f"/proc/{running.process.pid}/task").glob("*/children")
-    nodes = [int(pid) for child in children for pid in child.read_text().split()]
-    for node in nodes:
-        os.kill(node, signal.SIGSTOP)
-    until(lambda: all(stands_still(node) for node in nodes))
-    try:
+    with standing_still(running):
         pending = [prefetches.start(namespace, chain, patience=10) for _ in range(6)]
         assert [one.wait(0) for one in pending] == [None] * 6
         assert pending[0].wait(0.01) is None
-    finally:
-        for node in nodes:
-            os.kill(node, signal.SIGCONT)
     assert [taken(one)[1].chunks for one in pending] == [5] * 6, "those that waited for their turn, too"
     running.stop()
 
@@ -93,11 +82,6 @@ def test_a_node_that_is_gone_says_so_and_none_at_a_time_are_none(cluster):
     other.stop()
     with pytest.raises(larder_kv.EndedError):
         prefetches.start(namespace, chain, patience=1).wait(10)
-
-
-def stands_still(process: int) -> bool:
-    threads = [file.read_text().rpartition(") ")[2] for file in Path(f"/proc/{process}/task").glob("*/stat")]
-    return all(thread.startswith("T") for thread in threads)
 
 
 def taken(pending: larder_kv.PendingLease) -> tuple[larder_kv.Found, larder_kv.Lease]:

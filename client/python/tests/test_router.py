@@ -7,6 +7,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -30,13 +31,15 @@ class Router:
     def __init__(self, *options: str):
         command = [sys.executable, "-m", "larder_kv.router", "--listen=127.0.0.1:0", "--status-listen=127.0.0.1:0"]
         command += ["--health-seconds=0.05", "--health-patience-seconds=0.2", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.log = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
         line = self.process.stdout.readline()
         self.url, self.status = re.findall(r"https?://[^\s,]+", line)
 
-    def open(self, body: object, path: str = COMPLETIONS, context: ssl.SSLContext | None = None):
+    def open(self, body: object, path: str = COMPLETIONS, context: ssl.SSLContext | None = None, **headers: str):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
+        named = {"content-type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(self.url + path, data, named)
         return urllib.request.urlopen(request, timeout=30, context=context)
 
     def ask(self, prompt: object = PROMPT, **more) -> tuple[dict, str]:
@@ -44,9 +47,9 @@ class Router:
         with self.open({"model": "model", "prompt": prompt} | more) as answer:
             return json.load(answer), answer.headers["x-larder-engine"]
 
-    def fails(self, body: object, path: str = COMPLETIONS) -> tuple[int, str]:
+    def fails(self, body: object, path: str = COMPLETIONS, **headers: str) -> tuple[int, str]:
         with pytest.raises(urllib.error.HTTPError) as error:
-            self.open(body, path)
+            self.open(body, path, **headers)
         return error.value.code, error.value.read().decode()
 
     def metric(self, name: str, **labels: str) -> float:
@@ -135,6 +138,47 @@ def test_requests_are_spread_where_nobody_says_what_is_cached(made):
     assert router.metric("routed_total", by="load") == 2
     # The coordinator is not asked again at once.
     assert len(coordinator.questions) == 1 and router.metric("coordinator_failures_total") == 1
+
+
+def test_a_prompt_that_the_coordinator_refuses_is_routed_by_load_and_the_next_one_by_cache(made):
+    engines, coordinator = two(made), made(Coordinator, {"node-0": 0, "node-1": 960})
+    router = in_front_of(made, *engines, coordinator=coordinator).knows(*engines)
+    coordinator.most_tokens = 1_000
+    for refused in (list(range(2_000)), [-1], [1 << 32], [True], [1] * ((1 << 20) + 1)):
+        router.ask(refused)
+        assert router.ask()[1] == engines[1].url
+    assert router.metric("routed_total", by="load") == router.metric("routed_total", by="cache") == 5
+    assert router.metric("coordinator_failures_total") == 0
+    asked = [len(question["tokens"]) for question in coordinator.questions]
+    assert asked == [2_000, *[1_000] * 5], "prompts with impossible tokens, or too many, are not asked for"
+
+
+def test_an_engine_whose_node_is_named_tells_its_adapters(made):
+    engine, coordinator = made(Engine), made(Coordinator, {"node-0": 0})
+    router = made(Router, f"--engine=node-0={engine.url}", f"--coordinator={coordinator.address}")
+    until(lambda: router.ask(model="adapter") and coordinator.questions[-1]["hash"]["lora"])
+    assert coordinator.questions[-1]["hash"]["lora"] == {"name": "adapter", "path": "/adapters/a"}
+
+
+def test_an_engine_is_checked_whatever_its_models_look_like(made, monkeypatch):
+    monkeypatch.setattr(Engine, "models", ["no object"])
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine)
+    router.ask()
+    engine.is_hanging.set()
+    until(lambda: not router.is_ready())
+    engine.is_hanging.clear()
+    until(router.is_ready)
+
+
+def test_the_log_has_no_secrets_of_clients(made):
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine).knows(engine)
+    engine.serve = standins.babble
+    assert router.fails({"prompt": "a"}, authorization="Bearer secret")[0] == 503
+    router.log.seek(0)
+    log = router.log.read()
+    assert "no engine answers" in log and "secret" not in log
 
 
 def test_a_dead_engine_gets_no_requests_until_it_is_back(made):
@@ -286,6 +330,13 @@ def test_clients_speak_tls(made, tmp_path):
     assert router.open({"prompt": [1]}, context=context).status == 200
 
 
+def test_a_body_that_cannot_be_decoded_is_refused(made):
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine)
+    assert router.fails(b"no gzip", content_encoding="gzip")[0] == 400
+    assert router.metric("requests_total", outcome="refused") == 1 and engine.asked == []
+
+
 # Prefill and decode.
 
 
@@ -362,6 +413,16 @@ def test_both_begin_at_the_same_time(made):
     assert decode["kv_transfer_params"]["do_remote_prefill"] is True
 
 
+def test_a_request_that_kills_engines_kills_three_of_a_kind(made):
+    prefills, decodes = ([made(Engine, f"{kind}-{number}") for number in range(8)] for kind in ("p", "d"))
+    named = [f"--prefill={one.url}" for one in prefills] + [f"--decode={one.url}" for one in decodes]
+    router = made(Router, *named, "--hand-over=at-once").knows(*prefills, *decodes)
+    serve_with(standins.wait_for_hang_up, prefills)
+    serve_with(standins.die, decodes)
+    assert router.fails({"prompt": PROMPT})[0] == 503
+    assert len(asked_of(prefills)) == 1 and len(asked_of(decodes)) == 3
+
+
 def test_decode_computes_what_no_prefill_does(made):
     router, prefills, decodes = apart(made)
     for one in prefills:
@@ -401,6 +462,7 @@ def test_wrong_options_are_explained(capsys):
         (["--engine=http://a:1", "--listen=8080"], "is no HOST:PORT"),
         (["--engine=http://a:1", "--tls-key=k"], "go together"),
         (["--engine=http://a:1", "--most-requests=0"], "number from 1 on"),
+        (["--engine=http://user:word@a:1"], "the URL of a has a user"),
     ]:
         with pytest.raises(SystemExit) as ended:
             main(options)
@@ -421,6 +483,6 @@ def test_prompts_with_media_are_not_taken_for_their_text():
 
 
 def test_bodies_that_are_no_objects_are_refused():
-    for body in (b"", b"[]", b"{", b"[" * 100_000):
+    for body in (b"", b"[]", b"{", b"[" * 100_000, b'{"kv_transfer_params": [1]}', b'{"kv_transfer_params": "a"}'):
         with pytest.raises(WrongRequestError):
             Asked.parse(COMPLETIONS, body)

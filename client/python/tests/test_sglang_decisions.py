@@ -1,9 +1,11 @@
 """The decisions of SGLang's storage, without SGLang."""
 
 import dataclasses
+import importlib
 from types import SimpleNamespace
 
 import pytest
+from absent import absent_packages
 from larder_kv.lmcache.blocks import digest
 from larder_kv.settings import NodeSettings, UnsupportedError
 from larder_kv.sglang.facts import Facts, PoolFacts
@@ -129,3 +131,28 @@ def test_a_tree_that_has_changed_harms_no_insertion(caplog):
     for _ in range(2):
         inserted(SimpleNamespace(last_device_node=7), cache, SimpleNamespace(priority=3))
     assert caplog.text.count("the priorities of requests are not used from now on") == 1, "it is said once"
+
+
+def test_a_storage_that_was_cleared_has_none_of_its_pages(monkeypatch, tmp_path):
+    """SGLang clears its storage when the weights have changed."""
+    monkeypatch.setattr("larder_kv.sglang.priorities._is_hooked", True)
+    extra = {"interface_v1": 1, "socket": str(tmp_path / "absent"), "reconnect_seconds": 0.01}
+    labels = {"model_name": "model", "tp_rank": 0, "pp_rank": 0}
+    stored: set[bytes] = set()
+    with absent_packages("sglang", "torch"):
+        storage_class = importlib.import_module("larder_kv.sglang.storage").LarderStorage
+        storage = storage_class(SimpleNamespace(extra_config=extra, enable_storage_metrics=False, **labels), {})
+        storage._pools, storage._specs = {"kv": POOL}, {"kv": FACTS.namespace(POOL)}
+        storage._keyed = SimpleNamespace(exists=lambda _, keys: [stored.add(key) or len(key) == 32 for key in keys])
+        pages = ["ab" * 32, "cd" * 32]
+        assert storage.batch_exists(pages) == 2 and stored == set(map(bytes.fromhex, pages))
+        before = set(stored)
+        storage.clear()
+        assert storage.batch_exists(pages) == 2
+        after = stored - before
+        assert len(after) == 2
+        storage.batch_exists(pages)
+        storage.clear()
+        storage.batch_exists(pages)
+        assert len(stored) == 6, "each clearing begins with other names, which then stay"
+        storage._link.close()

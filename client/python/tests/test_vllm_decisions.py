@@ -189,6 +189,19 @@ def test_weights_in_folders_of_one_name_are_told_apart(tmp_path):
     assert weights_digest(tmp_path) != before
 
 
+@pytest.mark.parametrize("start", range(1, 1_000, 90))
+def test_weights_that_differ_in_one_matrix_are_told_apart(tmp_path, start):
+    """As those of a model of which a few matrices were trained further: their files have the same names and sizes."""
+    weights = tmp_path / "model.safetensors"
+    with weights.open("wb") as file:
+        file.truncate(1_000 << 20)
+    before = weights_digest(tmp_path)
+    with weights.open("r+b") as file:
+        file.seek((start << 20) + 12_345)
+        file.write(b"1" * (4 << 20))
+    assert weights_digest(tmp_path) != before
+
+
 def test_counts_are_taken_once():
     counts = Counts()
     counts.add("loads")

@@ -22,14 +22,15 @@ def row_of(value: int) -> bytes:
 class Tier:
     """Rows of host memory of its own, and the object that moves them."""
 
-    def __init__(self, socket: str, model: str):
+    def __init__(self, socket: str, model: str, window_bytes: int = 1 << 20, threads: int = 2):
         self.memory = bytearray(b"".join(row_of(value) for value in range(ROWS)))
         pool = larder_kv.Pool(layers=1, layer_bytes=ROW_BYTES)
         namespace = spec(model, pools=[pool], flat=True)
-        self.node = Node(lambda: larder_kv.Session(socket, window_bytes=1 << 20, verify="always"), namespace, [0], 0.01)
+        options = {"window_bytes": window_bytes, "verify": "always", "timeout": 5.0}
+        self.node = Node(lambda: larder_kv.Session(socket, **options), namespace, [0], 0.01)
         self.node.wait_for_first_try(10)
         rows = memoryview(self.memory).cast("B", (ROWS, ROW_BYTES))
-        self.offload = Offload(self.node, rows, rows.strides[0], 2)
+        self.offload = Offload(self.node, rows, rows.strides[0], threads)
 
     def found(self, keys: list[bytes]) -> list[bool]:
         assert [self.offload.lookup(key) for key in keys] == [None] * len(keys)
@@ -53,6 +54,17 @@ def tiers(cluster, request):
 def keys(count: int) -> list[bytes]:
     """Keys of a block's hash and the number of its group."""
     return [bytes([number + 1]) * 32 + (0).to_bytes(4, "big") for number in range(count)]
+
+
+def test_jobs_at_the_same_time_do_not_wait_for_each_others_room(cluster):
+    """Each job takes half of the window; four jobs are under way."""
+    tier = Tier(cluster.sockets[0], "jobs", window_bytes=8 * ROW_BYTES, threads=4)
+    for job in range(32):
+        names = [bytes([job, number]) * 16 for number in range(ROWS)]
+        tier.offload.store(job, names, list(range(ROWS)))
+    tier.offload.drain()
+    assert [ended.success for ended in tier.offload.finished()] == [True] * 32
+    tier.close()
 
 
 def test_rows_that_one_engine_stored_another_loads_by_their_keys(tiers):

@@ -1,10 +1,12 @@
 """Prefetches, loads and saves of the connector against a real node, without vLLM."""
 
 import threading
+import time
+from dataclasses import replace
 
 import larder_kv
 import pytest
-from conftest import FakeGpu, spec, start_cluster, take_all_memory, until
+from conftest import FakeGpu, spec, standing_still, start_cluster, take_all_memory, until
 from larder_kv.vllm.memory import Memory, PoolMemory
 from larder_kv.vllm.plan import Load, Save, Shape
 from larder_kv.vllm.transfer import LayerGate
@@ -18,7 +20,9 @@ BLOCK_BYTES = LAYERS * 2 * PAGE_BYTES
 class Rank(RankThreads):
     """One rank of a model whose layers are alike."""
 
-    def __init__(self, socket: str, model: str, queue_chunks: int = 64, gpu: FakeGpu | None = None):
+    def __init__(
+        self, socket: str, model: str, queue_chunks: int = 64, gpu: FakeGpu | None = None, timeout_seconds: float = 10.0
+    ):
         self.region = bytearray(LAYERS * PAGES * PAGE_BYTES)
         page = {"page_stride": PAGE_BYTES, "pages": PAGES, "run_bytes": PAGE_BYTES}
         layers = [
@@ -28,7 +32,9 @@ class Rank(RankThreads):
         pool = larder_kv.Pool(layers=LAYERS, layer_bytes=2 * PAGE_BYTES)
         namespace = spec(model, hash_algorithm="sha256_cbor", hash_seed="test", pools=[pool])
         memory = Memory([PoolMemory(pages, (0,) * LAYERS)])
-        super().__init__(socket, namespace, SHAPE, memory, queue_chunks=queue_chunks)
+        super().__init__(
+            socket, namespace, SHAPE, memory, queue_chunks=queue_chunks, timeout_seconds=timeout_seconds
+        )
 
     def fill(self, page: int, value: int) -> None:
         for layer in range(LAYERS):
@@ -179,9 +185,8 @@ def test_a_node_that_has_no_room_sheds_saves():
     assert rank.counts.take() == {"shed_chunks_room": 2}
     for reservation in taken:
         reservation.abort()
-    rank.saver.forget("a")
-    rank.save("a", 2)
-    assert rank.counts.take()["saved_chunks"] == 2
+    # The node hears of the aborts of other sessions when it comes to them.
+    until(lambda: rank.saver.forget("a") or rank.save("a", 2) or rank.counts.take().get("saved_chunks") == 2)
     rank.close()
     small.stop()
 
@@ -230,3 +235,48 @@ def test_whoever_waits_for_a_lookup_hears_of_its_end(rank):
     rank.save("a", 1)
     prefetch = rank.prefetcher.start("b", hashes(2), 1_000, False)
     assert rank.prefetcher.look(prefetch, 60) == 1 == prefetch.chunks
+
+
+def test_a_node_that_does_not_answer_costs_one_timeout():
+    """Prompts, loads and saves go on without the node, whatever number of them has asked it, and use it when it answers again."""
+    own = start_cluster("--nodes", "1", "--arena-bytes", "16MiB")
+    rank = Rank(own.sockets[0], "silent", timeout_seconds=1.0)
+    rank.save("a", 1)
+    gate = LayerGate(LAYERS)
+    gate.open_all()
+    before = time.monotonic()
+    with standing_still(own):
+        names = [str(number) for number in range(8)]
+        asked = [rank.prefetcher.start(name, hashes(1), 1_000, False) for name in names]
+        rank.loader.load_soon([Load(name, hashes(1), 0, [3, 4]) for name in names])
+        for name in names:
+            rank.saver.save_soon([Save(name, hashes(2), 1, [5, 6])], gate)
+        loaded: set[str] = set()
+        until(lambda: loaded.update(rank.loader.take_done()) or loaded == set(names))
+        until(lambda: all(rank.prefetcher.look(one, 0.01) == 0 for one in asked))
+        until(lambda: not any(rank.saver.is_reading(name) for name in names))
+        assert time.monotonic() - before < 5, "not one timeout after the other"
+        assert rank.prefetcher.look(rank.prefetcher.start("b", hashes(1), 1_000, False), 0) == 0
+    assert rank.loader.take_failed() == {3, 4}
+    counts = rank.counts.take()
+    assert counts["lookups_failed"] == 8 and counts["shed_chunks_node"] == 8 and counts["lookups_without_node"] == 1
+    until(lambda: rank.node.current() is not None)
+    assert rank.prefetcher.look(rank.prefetcher.start("c", hashes(1), 1_000, False), 10) == 1
+    rank.close()
+    own.stop()
+
+
+def test_a_prefetch_waits_no_longer_than_a_request_may_take(cluster, monkeypatch):
+    rank = Rank(cluster.sockets[0], "patience", timeout_seconds=4.0)
+    rank.settings = rank.prefetcher._settings = replace(rank.settings, prefetch_seconds=60)
+    rank.save("a", 1)
+    asked = []
+
+    class Prefetches:
+        def start(self, *_: object, patience: float, **more: object) -> None:
+            asked.append(patience)
+
+    monkeypatch.setattr(rank.prefetcher, "_prefetches_of", lambda _: Prefetches())
+    rank.prefetcher.start("b", hashes(1), 1_000, False)
+    assert asked == [2.0]
+    rank.close()

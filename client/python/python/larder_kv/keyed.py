@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import larder_kv
-from larder_kv.link import Link, Opened
+from larder_kv.link import LOST, Link, Opened
 
 LOOKUP_KEYS = 4_096
-"""Keys of one lookup; a chain may have twice as many."""
+"""Keys of one lookup, and of one lease; a chain may have twice as many."""
 
 UNBOUNDED_BYTES = 64 << 20
 """Twice the bytes of one reservation, for a session without a window."""
@@ -80,6 +80,8 @@ class Keyed:
     def __init__(self, link: Link[Opened], counts: Counts, timeout_seconds: float, logger: logging.Logger) -> None:
         self._link, self._counts = link, counts
         self._timeout_seconds, self._logger = timeout_seconds, logger
+        # Threads that each hold a part of the room that they need would wait for each other.
+        self._staging = threading.Lock()
 
     def exists(self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes]) -> list[bool]:
         """For each key, whether it can be loaded. Keys have 32 bytes; none comes twice."""
@@ -108,7 +110,8 @@ class Keyed:
             nonlocal loaded
             namespace = opened.namespace(spec)
             while loaded < len(keys) and time.monotonic() <= deadline:
-                with opened.session.lease(namespace, namespace.chain(list(keys[loaded:]))) as lease:
+                part = list(keys[loaded : loaded + LOOKUP_KEYS])
+                with opened.session.lease(namespace, namespace.chain(part)) as lease:
                     come = lease.chunks
                     if come == 0:
                         return
@@ -147,7 +150,12 @@ class Keyed:
                 chain = namespace.chain([keys[number] for number in group])
                 reservation = session.reserve(namespace, chain, priority=priority)
                 numbers = [group[position] for position in reservation.chunks]
-                staged = session.stage_chunks(reservation, reservation.chunks)
+                if not self._staging.acquire(timeout=max(deadline - time.monotonic(), 0)):
+                    return
+                try:
+                    staged = session.stage_chunks(reservation, reservation.chunks)
+                finally:
+                    self._staging.release()
                 blocks.write(staged, numbers)
                 kept = session.commit(reservation, staged) if staged else 0
                 self._counts.add("present_keys", len(group) - len(numbers))
@@ -169,8 +177,7 @@ class Keyed:
             call(opened, time.monotonic() + self._timeout_seconds)
         except larder_kv.BusyError:
             self._counts.add("busy")
-        except (larder_kv.EndedError, larder_kv.RequestTimeout):
-            # A node that does not answer would delay every call. Without it, calls miss at once until it answers again.
+        except LOST:
             self._counts.add("failures")
             self._link.lost(opened)
         except KeyboardInterrupt:

@@ -10,6 +10,10 @@ import larder_kv
 T = TypeVar("T")
 
 
+LOST = (larder_kv.EndedError, larder_kv.RequestTimeout)
+"""The errors after which a session is of no use. A node that does not answer would delay every call: without it, calls miss at
+once until it answers again."""
+
 MOST_REASONS = 16
 """Limit of different reasons that are logged while a node is absent."""
 
@@ -92,17 +96,19 @@ class Link(Generic[T]):
             self._wanted.wait()
             if self._closed.is_set():
                 return
+            # Not after the try: `begin` may ask for another session meanwhile.
+            self._wanted.clear()
             try:
                 opened = self._connect()
                 self._logger.info("using the Larder node %s", opened)
             # Catches everything, panics of native code included: without this thread the engine would never have a cache again.
             except BaseException as error:
                 self._failed(error, reasons)
+                self._wanted.set()
                 self._tried.set()
                 self._closed.wait(self._reconnect_seconds)
                 continue
             reasons.clear()
-            self._wanted.clear()
             self._opened = opened
             self._tried.set()
 

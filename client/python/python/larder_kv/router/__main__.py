@@ -173,6 +173,8 @@ def source(role: Role, text: str) -> Source:
     url = urlsplit(found[2]) if found else None
     if not found or url is None or not url.hostname or url.path.strip("/") or url.query:
         raise ValueError(f"{text!r} is no [NODE=]URL with http or https and without a path")
+    if url.username is not None:
+        raise ValueError(f"the URL of {url.hostname} has a user: engines get the clients' own `authorization`")
     return Source(role, found[2].rstrip("/"), found[1])
 
 

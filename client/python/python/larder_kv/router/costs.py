@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from larder_kv.router.metrics import Metrics
+from larder_kv.router.relay import told
 
 logger = logging.getLogger("larder.router")
 
@@ -20,9 +21,17 @@ DEADLINE_SECONDS = 0.5
 PAUSE_SECONDS = 2.0
 """Pause before a coordinator that did not answer is asked again."""
 REFRESH_SECONDS, REFRESH_EMPTY_SECONDS, KEPT_SECONDS = 10.0, 1.0, 300.0
+WRONG_QUESTION = (400, 413, 422)
+"""The statuses by which a coordinator refuses one prompt, for instance one that is too long."""
 NODES_AT_ONCE, MOST_NAMESPACES = 8, 8
+MOST_TOKENS = 1 << 20
+"""Longer prompts are routed by load alone: their questions alone take about the deadline, and a late answer counts as none."""
 MOVED = 10
 """Moving this many tokens costs as much as computing one."""
+
+
+class WrongQuestionError(ValueError):
+    """The coordinator answers others, but not this question."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Costing:
     ) -> Costs | None:
         """The costs of a prompt, in the namespace with the least costs; None without an answer. Never raises for faults of
         others, and takes at most `DEADLINE_SECONDS`."""
-        if not self._namespaces or time.monotonic() < self._paused_until:
+        if not self._namespaces or time.monotonic() < self._paused_until or len(tokens) > MOST_TOKENS:
             return None
         now = time.monotonic()
         known = [one for seen, one in self._namespaces.values() if now - seen < KEPT_SECONDS]
@@ -87,10 +96,13 @@ class Costing:
                 questions = (self._ask(one, tokens, salt, lora, trace) for one in islice(known, MOST_NAMESPACES))
                 answers = await asyncio.gather(*questions)
             return cheapest(len(tokens), answers)
+        except WrongQuestionError as error:
+            logger.info("a prompt is routed by load alone: %s", error)
+            return None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
             self._metrics.coordinator_failures.inc()
             self._paused_until = time.monotonic() + PAUSE_SECONDS
-            logger.warning("routing by load alone for %g s: %r", PAUSE_SECONDS, error)
+            logger.warning("routing by load alone for %g s: %s", PAUSE_SECONDS, told(error))
             return None
 
     async def _ask(
@@ -112,10 +124,13 @@ class Costing:
         return answer
 
     async def _coordinator(self, method: str, path: str, **more: Any) -> Any:
-        """The answer of the first coordinator that can be reached."""
+        """The answer of the first coordinator that can be reached. Raises `WrongQuestionError` if it refuses the question: any
+        other would refuse it too."""
         for last, url in enumerate(self._coordinators, 1 - len(self._coordinators)):
             try:
                 async with self._session.request(method, url + path, **more) as answer:
+                    if answer.status in WRONG_QUESTION:
+                        raise WrongQuestionError(f"the coordinator answers {answer.status}")
                     answer.raise_for_status()
                     return await answer.json(content_type=None)
             except (aiohttp.ClientError, OSError):
@@ -132,7 +147,7 @@ class Costing:
                 async with asyncio.timeout(REFRESH_SECONDS):
                     await self.refresh()
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
-                logger.warning("the namespaces are unknown: %r", error)
+                logger.warning("the namespaces are unknown: %s", told(error))
 
     async def refresh(self) -> None:
         """Asks some nodes for their namespaces, other nodes each time."""

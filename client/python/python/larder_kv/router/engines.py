@@ -51,6 +51,8 @@ class Engine:
     adapters: dict[str, str] = field(default_factory=dict)
     """Paths of the engine's LoRA adapters, by name."""
     model: str | None = None
+    is_known: bool = False
+    """Whether the engine has told its models and its node."""
     is_up: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the engine is not up."""
@@ -150,7 +152,7 @@ class Fleet:
     def forget_node(self, engine: Engine) -> None:
         """Forgets an engine's node, as the cluster does not know it: the node has a new name."""
         if engine.source.node is None:
-            engine.node = None
+            engine.node, engine.is_known = None, False
 
     async def _resolve_again(self) -> None:
         while True:
@@ -200,18 +202,22 @@ class Fleet:
         if engine.failures in range(1, FAILURES):
             return
         self._set_up(engine, engine.failures == 0)
-        if engine.is_up and engine.node is None and time.monotonic() >= engine.learn_at:
+        if engine.is_up and not engine.is_known and time.monotonic() >= engine.learn_at:
             engine.learn_at = time.monotonic() + LEARN_SECONDS
-            with suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, IndexError):
+            # An answer of any form must not end the checks.
+            with suppress(Exception):
                 async with asyncio.timeout(LEARN_SECONDS):
                     await self._learn(engine)
 
     async def _learn(self, engine: Engine) -> None:
-        """Asks an engine for its models, and, with a request of one token, for the node that it uses."""
+        """Asks an engine for its models, and, unless the command line names its node, with a request of one token for the node."""
         async with self._session.get(engine.url + "/v1/models", **self.ssl(engine)) as answer:
             models = (await answer.json())["data"]
         engine.model = models[0]["id"]
         engine.adapters = {one["id"]: one["root"] for one in models if one.get("parent")}
+        if engine.source.node is not None:
+            engine.is_known = True
+            return
         params = {"report_node": True}
         for path, body in (
             ("/v1/completions", {"model": engine.model, "prompt": [1], "max_tokens": 1}),
@@ -221,7 +227,8 @@ class Fleet:
             async with self._session.post(engine.url + path, json=body, **self.ssl(engine)) as answer:
                 if answer.status != 404:
                     told = (await answer.json())["kv_transfer_params"]
-                    engine.node, engine.device = engine.source.node or told["node"], told["device"]
+                    engine.node, engine.device = told["node"], told["device"]
+                    engine.is_known = True
                     logger.info("%s uses the node %s", engine.url, engine.node)
                     return
 

@@ -64,7 +64,7 @@ class Relay:
             self._metrics.tries.labels(engine.url, "unreachable").inc()
             if isinstance(error, aiohttp.ClientConnectorError):
                 self._fleet.failed(engine)
-            raise TryAnotherError(f"{engine.url}: {error!r}") from error
+            raise TryAnotherError(f"{engine.url}: {told(error)}") from error
         status = begun.answer.status
         if status in BUSY or status >= 500:
             self._metrics.tries.labels(engine.url, "busy" if status in BUSY else "error").inc()
@@ -84,7 +84,7 @@ class Relay:
             params = json.loads(text).get("kv_transfer_params") if begun.answer.status == 200 else None
             return params if isinstance(params, dict) else None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise TryAnotherError(f"{engine.url}: {error!r}") from error
+            raise TryAnotherError(f"{engine.url}: {told(error)}") from error
         finally:
             begun.close()
 
@@ -155,6 +155,11 @@ async def next_part(answer: aiohttp.ClientResponse) -> bytes:
         return await answer.content.readany()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise CutError from error
+
+
+def told(error: BaseException) -> str:
+    """An error for the log. The `repr` of an answer that is no HTTP has all headers of the request, secrets included."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 async def whole(begun: Begun) -> web.Response | None:

@@ -36,7 +36,7 @@ class Asked:
 
     @classmethod
     def parse(cls, path: str, body: bytes) -> "Asked":
-        """Parses a request. Raises `WrongRequestError` if the body is no JSON object."""
+        """Parses a request. Raises `WrongRequestError` if the body, or its `kv_transfer_params`, is no JSON object."""
         try:
             found = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -44,7 +44,9 @@ class Asked:
         if not isinstance(found, dict):
             raise WrongRequestError("the body is not a JSON object")
         params = found.get("kv_transfer_params")
-        if isinstance(params, Mapping):
+        if params is not None and not isinstance(params, Mapping):
+            raise WrongRequestError("`kv_transfer_params` is not a JSON object")
+        if params:
             found["kv_transfer_params"] = {key: value for key, value in params.items() if key not in HAND_OVER}
         return cls(path, found)
 
@@ -61,7 +63,7 @@ class Asked:
     def tokens(self) -> list[int] | None:
         """The prompt's tokens, if the request has them."""
         given = self.body.get("token_ids") or self.body.get("prompt")
-        if isinstance(given, list) and given and all(isinstance(token, int) for token in given):
+        if isinstance(given, list) and given and all(type(token) is int and 0 <= token < 1 << 32 for token in given):
             return given
         return None
 

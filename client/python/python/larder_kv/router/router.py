@@ -14,7 +14,7 @@ from aiohttp import web
 from larder_kv.router.costs import MOVED, Costing, Costs
 from larder_kv.router.engines import Engine, Fleet
 from larder_kv.router.metrics import Metrics
-from larder_kv.router.relay import OF_ONE_CONNECTION, Begun, Relay, TryAnotherError
+from larder_kv.router.relay import OF_ONE_CONNECTION, Begun, Relay, TryAnotherError, told
 from larder_kv.router.requests import GENERATING, Asked, WrongRequestError
 
 logger = logging.getLogger("larder.router")
@@ -26,6 +26,10 @@ UNKNOWN_TOKENS = 1_000
 TOKENIZE_SECONDS = 0.5
 
 HandOver = Literal["in-turn", "at-once"]
+
+
+class DecodeFailedError(TryAnotherError):
+    """No decode engine serves the request: another prefill would not help."""
 
 
 class Router:
@@ -75,6 +79,8 @@ class Router:
                 return self._refuse(400, str(error))
             except TimeoutError:
                 return self._refuse(408, f"the body did not come within {self._body_seconds:g} s")
+            except web.RequestPayloadError as error:
+                return self._refuse(400, f"the body cannot be decoded: {error}")
             except web.HTTPRequestEntityTooLarge as error:
                 return self._refuse(413, error.text or "the body is too large")
         try:
@@ -128,6 +134,8 @@ class Router:
                 if params is not None:
                     body = asked.for_decode(params)
                 break
+            except DecodeFailedError:
+                raise
             except TryAnotherError as error:
                 logger.warning("prefill: %s", error)
         self._metrics.handed_over.labels("prefilled" if body is not asked.body else "alone").inc()
@@ -146,9 +154,10 @@ class Router:
     ) -> Begun:
         """Runs prefill and decode at the same time; `chosen` is the prefill's engine and the prompt's cost there. Raises
         `TryAnotherError` if the prefill fails before decode's first byte: decode is broken off, as it would wait for the
-        prefill's node. Engines that were asked to decode join those that are `waiting`."""
+        prefill's node. Raises `DecodeFailedError` if no decode engine answers. Engines that were asked to decode join those that
+        are `waiting`."""
         prefill, tokens = chosen
-        told = {
+        params = {
             "do_remote_prefill": True,
             "remote_node": prefill.node,
             "remote_device": prefill.device,
@@ -167,7 +176,7 @@ class Router:
                 "POST",
                 asked.path,
                 headers,
-                asked.for_decode(told),
+                asked.for_decode(params),
                 self._order_of_decode(costs, waiting),
                 working,
                 waiting,
@@ -177,7 +186,10 @@ class Router:
             await asyncio.wait({computing, decoding}, return_when=asyncio.FIRST_COMPLETED)
             if computing.done() and not decoding.done():
                 computing.result()
-            begun = await decoding
+            try:
+                begun = await decoding
+            except TryAnotherError as error:
+                raise DecodeFailedError(str(error), error.answer) from error
             computing.add_done_callback(lambda task: task.cancelled() or task.exception())
             return begun
         finally:
@@ -253,7 +265,7 @@ class Router:
                     tokens = (await answer.json())["tokens"]
                     return tokens if isinstance(tokens, list) else None
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
-                logger.info("%s does not tokenize: %r", engine.url, error)
+                logger.info("%s does not tokenize: %s", engine.url, told(error))
         return None
 
     def _lora(self, model: str | None) -> Mapping[str, str] | None:

@@ -1,5 +1,6 @@
 """The pages that a call of SGLang names, as pieces of host memory."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,3 +27,9 @@ class Pages:
         pieces = [number * self.pieces + piece for number in numbers for piece in range(self.pieces)]
         addresses = [self.addresses[piece] for piece in pieces]
         self.memory.save(staged, addresses, [self.sizes[piece] for piece in pieces])
+
+
+def digests(keys: Sequence[str], salt: bytes = b"") -> list[bytes]:
+    """Page hashes as bytes, from SGLang's 64 hexadecimal digits; with a salt, names that are known only to its owner."""
+    hashes = [bytes.fromhex(key) for key in keys]
+    return [hashlib.sha256(salt + one).digest() for one in hashes] if salt else hashes

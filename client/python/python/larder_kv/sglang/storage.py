@@ -1,6 +1,7 @@
 """The storage that SGLang loads: turns its calls on host pools and page hashes into calls on keys of a Larder node."""
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from larder_kv.sglang import engine
 from larder_kv.sglang.facts import Facts
 from larder_kv.sglang.hits import PoolPages, fold, leading
 from larder_kv.sglang.metrics import Transfers
-from larder_kv.sglang.pages import Pages
+from larder_kv.sglang.pages import Pages, digests
 from larder_kv.sglang.pools import HostPool, HostPools
 from larder_kv.sglang.priorities import hear
 
@@ -45,6 +46,8 @@ class LarderStorage(HiCacheStorage):
         self._pools = HostPools()
         self._facts: Facts | None = None
         self._specs: dict[str, larder_kv.NamespaceSpec] = {}
+        # Part of the names of pages since the storage was cleared; empty before.
+        self._salt = b""
         labels = {name: str(getattr(storage_config, name)) for name in LABELS}
         self.counts = Counts(exporter("sglang:larder", labels) if storage_config.enable_storage_metrics else None)
         self._transfers = Transfers()
@@ -139,9 +142,12 @@ class LarderStorage(HiCacheStorage):
         raise NotImplementedError(NEEDS_V1)
 
     def clear(self) -> None:
-        """Removes nothing: the pages belong to all engines of the cluster."""
+        """Begins with an empty storage, as the weights may have changed, which no namespace knows. The pages so far belong to
+        other engines too and stay; from now on this rank names its pages so that no name is known yet."""
+        self._salt = os.urandom(16)
         logger.warning(
-            "pages in Larder are shared with other engines and are not cleared; the nodes evict unused pages"
+            "SGLang clears its storage: until it starts again, this engine shares no pages with other engines; the nodes evict "
+            "unused pages"
         )
 
     def get_stats(self) -> Any:
@@ -170,7 +176,7 @@ class LarderStorage(HiCacheStorage):
         pool = self._pools.get(name)
         if pool is None:
             return [True] * len(keys)
-        return self._keyed.exists(self._specs[name], digests(keys))
+        return self._keyed.exists(self._specs[name], digests(keys, self._salt))
 
     def _pool_pages(self, transfer: PoolTransfer, keys: list[str]) -> PoolPages:
         name = str(transfer.name)
@@ -188,7 +194,8 @@ class LarderStorage(HiCacheStorage):
         if pool is None:
             return [True] * len(keys)
         with self._transfers.measured("prefetch_pgs", "prefetch_bandwidth", sum(pool.facts.sizes)) as moved:
-            loaded = self._keyed.load(self._specs[name], digests(keys), self._pages(pool, keys, host_indices))
+            pages = self._pages(pool, keys, host_indices)
+            loaded = self._keyed.load(self._specs[name], digests(keys, self._salt), pages)
             moved.append(loaded)
         return [number < loaded for number in range(len(keys))]
 
@@ -198,7 +205,7 @@ class LarderStorage(HiCacheStorage):
             return [True] * len(keys)
         with self._transfers.measured("backup_pgs", "backup_bandwidth", sum(pool.facts.sizes)) as moved:
             pages, priorities = self._pages(pool, keys, host_indices), self._priorities.of(keys)
-            saved = self._keyed.save(self._specs[name], digests(keys), pages, priorities)
+            saved = self._keyed.save(self._specs[name], digests(keys, self._salt), pages, priorities)
             moved.append(sum(saved))
         return saved
 
@@ -216,11 +223,6 @@ class LarderStorage(HiCacheStorage):
             # SGLang counts the loaded pages by the names that it gave.
             results[transfer.name] = move(str(transfer.name), keys, transfer.host_indices) if keys else []
         return results
-
-
-def digests(keys: Sequence[str]) -> list[bytes]:
-    """Page hashes as bytes, from SGLang's 64 hexadecimal digits."""
-    return [bytes.fromhex(key) for key in keys]
 
 
 OF_SGLANG = frozenset(

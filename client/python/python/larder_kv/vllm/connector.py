@@ -104,6 +104,9 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         self._plans.update_output(connector_output)
 
+    def reset_cache(self) -> bool:
+        return self._plans.reset()
+
     def take_events(self) -> "Iterable[KVCacheEvent]":
         return self._plans.take_events()
 

@@ -14,6 +14,10 @@ from typing import Any
 import larder_kv
 from larder_kv.vllm.node import Open
 
+MOST_DEVICE, MOST_ATTEMPT = 65_535, (1 << 64) - 1
+MOST_NAME = 256
+"""The most characters of a node's name."""
+
 
 @dataclass(frozen=True)
 class Writer:
@@ -26,10 +30,13 @@ class Writer:
 
 
 def writer_of(params: Mapping[str, Any] | None) -> Writer | None:
-    """The engine that prefills a request that is decoded here; None if no other engine does, or its node is not named."""
-    if not params or not params.get("do_remote_prefill") or not params.get("remote_node"):
+    """The engine that prefills a request that is decoded here; None if no other engine does, or its node and device are not
+    named."""
+    node = params.get("remote_node") if params and params.get("do_remote_prefill") else None
+    device = number_in(params, "remote_device", MOST_DEVICE) if params and node else None
+    if not params or not isinstance(node, str) or len(node) > MOST_NAME or device is None:
         return None
-    return Writer(str(params["remote_node"]), int(params.get("remote_device") or 0), attempt_in(params))
+    return Writer(node, device, attempt_in(params))
 
 
 def attempt_of(params: Mapping[str, Any] | None) -> int | None:
@@ -38,8 +45,17 @@ def attempt_of(params: Mapping[str, Any] | None) -> int | None:
 
 
 def attempt_in(params: Mapping[str, Any]) -> int:
-    """The attempt in the parameters; 0 if none is given."""
-    return max(int(params.get("remote_attempt") or 0), 0)
+    """The attempt in the parameters; 0 if none is given, or no number that a node knows."""
+    return number_in(params, "remote_attempt", MOST_ATTEMPT) or 0
+
+
+def number_in(params: Mapping[str, Any], name: str, most: int) -> int | None:
+    """A parameter from 0 to `most`; 0 if it is not given, None if it is anything else. The parameters come from clients, and vLLM
+    ends if a connector raises an error."""
+    value = params.get(name)
+    if value is None:
+        return 0
+    return value if type(value) is int and 0 <= value <= most else None
 
 
 def params_for_decode(node: Open | None, attempt: int, hashes: Sequence[bytes]) -> dict[str, Any] | None:

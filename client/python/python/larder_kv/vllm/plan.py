@@ -5,6 +5,7 @@ until the scheduler hears of it, and steps may be planned ahead. If several rank
 time, only asynchronous loads are offered: no step depends on these.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,6 +31,8 @@ class Shape:
     """The other groups of a hybrid model."""
     dropped_tokens: int = 0
     """Tokens at the end of a hit that are computed again, for a draft that reads the target's hidden states."""
+    salt: bytes = b""
+    """If given, part of the names of chunks: an engine with a salt of its own shares chunks with no other engine."""
 
     @property
     def pages_per_chunk(self) -> int:
@@ -40,11 +43,15 @@ class Shape:
         return self.chunk_tokens // (self.hash_tokens or self.block_tokens)
 
     def chunk_hashes(self, block_hashes: Sequence[bytes], chunks: int | None = None) -> list[bytes]:
-        """The hashes of the first full chunks: each is the hash of the chunk's last tokens."""
-        hashes = self.hashes_per_chunk
-        full = len(block_hashes) // hashes
+        """The names of the first full chunks."""
+        full = len(block_hashes) // self.hashes_per_chunk
         count = min(full if chunks is None else min(chunks, full), MAX_CHUNKS)
-        return [bytes(block_hashes[(chunk + 1) * hashes - 1]) for chunk in range(count)]
+        return [self.chunk_hash(block_hashes, chunk) for chunk in range(count)]
+
+    def chunk_hash(self, block_hashes: Sequence[bytes], chunk: int) -> bytes:
+        """The name of a full chunk: the hash of its last tokens, with the salt if there is one."""
+        last = bytes(block_hashes[(chunk + 1) * self.hashes_per_chunk - 1])
+        return hashlib.sha256(self.salt + last).digest() if self.salt else last
 
     def hit_tokens(self, chunks: int) -> int:
         """Tokens that are loaded if this number of chunks is there."""
@@ -110,6 +117,8 @@ class Saved:
     """The attempt of the hand-over, if there is one."""
     priority: int = 0
     """The chunks' priority, from the request's hint."""
+    is_of_old_weights: bool = False
+    """Whether a part of the request's KV was computed before a reset: none of it is saved."""
 
     def anew(self) -> "Saved":
         """The same request before any save."""
@@ -175,7 +184,7 @@ def plan_save(
         return None
     first, pages = saved.chunks, shape.pages_per_chunk
     known = len(saved.hashes)
-    saved.hashes += [bytes(block_hashes[(chunk + 1) * hashes - 1]) for chunk in range(known, complete)]
+    saved.hashes += [shape.chunk_hash(block_hashes, chunk) for chunk in range(known, complete)]
     saved.chunks, saved.in_flight = complete, True
     blocks = list(table[first * pages : complete * pages])
     return Save(request, saved.hashes[:complete], first, blocks, saved.attempt, priority=saved.priority)

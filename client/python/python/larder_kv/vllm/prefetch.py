@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import larder_kv
+from larder_kv.link import LOST
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import Writer, follow_chunks
 from larder_kv.vllm.node import Node, Open
@@ -69,7 +70,8 @@ class Prefetcher:
             prefetch.pending = self._prefetches_of(node).start(
                 node.namespace,
                 node.namespace.chain(hashes),
-                patience=self._settings.prefetch_seconds,
+                # The node answers after this time at the latest: a later answer would count as none.
+                patience=min(self._settings.prefetch_seconds, self._settings.timeout_seconds / 2),
                 prompt_tokens=prompt_tokens,
                 preempted=preempted,
                 prefill_tokens_per_second=self._settings.prefill_tokens_per_second,
@@ -131,8 +133,14 @@ class Prefetcher:
         except BaseException as error:
             self._failed(prefetch, error)
             return 0
-        if outcome is None:
+        if outcome is None and prefetch.node is self._node.current():
             return None
+        if outcome is None:
+            # The node was lost meanwhile. Prefetches that wait for their turn there would time out one after the other.
+            prefetch.pending = None
+            pending.cancel()
+            self._counts.add("lookups_failed")
+            return 0
         found, prefetch.lease = outcome
         prefetch.pending = None
         prefetch.spans = [(span.start, span.end, span.tier) for span in found.spans]
@@ -174,7 +182,7 @@ class Prefetcher:
     def _failed(self, prefetch: Prefetch, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise error
-        if isinstance(error, larder_kv.EndedError) and prefetch.node is not None:
+        if isinstance(error, LOST) and prefetch.node is not None:
             self._node.lost(prefetch.node)
         elif not isinstance(error, larder_kv.LarderError):
             logger.error("a prefetch failed", exc_info=error)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import larder_kv
+from larder_kv.link import LOST
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import hand_over_layer
 from larder_kv.vllm.memory import ChunkBlocks, Memory, MemoryLayer, Pages
@@ -46,7 +47,7 @@ class HandOver:
 
     def __init__(self, memory: Memory, shape: Shape, counts: Counts, copying: threading.Lock) -> None:
         self._memory, self._shape, self._counts, self._copying = memory, shape, counts, copying
-        self._node: Open | None = None
+        self.node: Open | None = None
         self._reservation: larder_kv.Reservation | None = None
         # For each chunk to save: its blocks, by group.
         self._blocks: list[tuple[list[int], ...]] = []
@@ -57,7 +58,7 @@ class HandOver:
         """Takes room for the chunks that the node does not have; a later session cannot continue with this room."""
         save, session = job.save, node.session
         chain = node.namespace.chain(save.hashes).part(save.first_chunk)
-        self._node, self._blocks = node, [blocks_of_chunk(save, self._shape, at) for at in range(len(chain))]
+        self.node, self._blocks = node, [blocks_of_chunk(save, self._shape, at) for at in range(len(chain))]
         pools = [self._memory.pools_there(blocks) for blocks in self._blocks] if save.others else None
         self._reservation = session.reserve(
             node.namespace, chain, priority=save.priority, attempt=save.attempt or 0, pools=pools
@@ -67,20 +68,20 @@ class HandOver:
 
     def give(self, node: Open, job: SaveJob, of: MemoryLayer) -> bool:
         """Hands a computed layer over; False if the request's blocks are about to be overwritten."""
-        assert self._node is not None and self._reservation is not None
+        assert self.node is not None and self._reservation is not None
         job.gate.wait(of.number)
         chunks = [chunk for chunk, pools in self._written if of.pool in pools]
         at_once = max(_window_bytes(node.session) * of.pages.layers // (2 * of.pages.block_bytes), 1)
         parts = [chunks[start : start + at_once] for start in range(0, len(chunks), at_once)]
         pieces = [(part, [page for chunk in part for page in self._blocks[chunk][of.group]]) for part in parts]
         copy = partial(self._copy, job, of.pages)
-        return hand_over_layer(self._node, self._reservation, pieces, of.layer, copy, of.pool)
+        return hand_over_layer(self.node, self._reservation, pieces, of.layer, copy, of.pool)
 
     def finish(self, node: Open, job: SaveJob) -> bool:
         """Commits the chunks that were handed over."""
-        assert self._node is not None and self._reservation is not None
+        assert self.node is not None and self._reservation is not None
         if self._written:
-            self._node.session.commit_handed_over(self._reservation, [chunk for chunk, _ in self._written])
+            self.node.session.commit_handed_over(self._reservation, [chunk for chunk, _ in self._written])
             self._counts.add("handed_over_chunks", len(self._written))
             self._counts.add("saved_bytes", sum(self._memory.bytes_of_chunk(pools) for _, pools in self._written))
         return True
@@ -204,19 +205,22 @@ class Saver:
         for layer in self._memory.given:
             going = []
             for job, hand_over in begun:
-                reason = self._save(job, partial(hand_over.give, of=layer))
+                reason = self._save(job, partial(hand_over.give, of=layer), hand_over.node)
                 if reason is None:
                     going.append((job, hand_over))
                 else:
                     self._end(job, reason)
             begun = going
         for job, hand_over in begun:
-            self._end(job, self._save(job, hand_over.finish))
+            self._end(job, self._save(job, hand_over.finish, hand_over.node))
 
-    def _save(self, job: SaveJob, write: Callable[[Open, SaveJob], bool]) -> str | None:
-        """Saves the chunks or a part of them, or returns the name of the counter of its failure."""
+    def _save(
+        self, job: SaveJob, write: Callable[[Open, SaveJob], bool], begun: Open | None = None
+    ) -> str | None:
+        """Saves the chunks or a part of them, or returns the name of the counter of its failure. What was begun with a session is
+        not continued with another."""
         node = self._node.current()
-        if node is None:
+        if node is None or node is not (begun or node):
             return "shed_chunks_node"
         if job.cancelled or job.save.request in self._holed:
             return "shed_chunks_gone"
@@ -232,7 +236,7 @@ class Saver:
                 )
             return "shed_chunks_room"
         except larder_kv.LarderError as error:
-            if isinstance(error, larder_kv.EndedError):
+            if isinstance(error, LOST):
                 self._node.lost(node)
             return "shed_chunks_node"
         # Catches everything: without this thread nothing would be saved again.

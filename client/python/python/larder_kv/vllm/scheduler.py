@@ -6,6 +6,7 @@ of its chunks is there; its load waits for each further layer.
 
 import atexit
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -82,6 +83,8 @@ class SchedulerHalf:
         self._ranks = engine.ranks.count
         self._held: HeldBlocks | None = None
         self._explained = False
+        # Whether some prompt could not be described.
+        self._is_undescribed = False
         self._loads, self._saves = loads, saves
         # The session reads every rank's slice, so that prefetched chunks are there for all ranks.
         self._actor = ChosenActor(self.settings.device)
@@ -177,12 +180,15 @@ class SchedulerHalf:
     def plan_step(self, output: "SchedulerOutput") -> StepPlan:
         self._step += 1
         preempted = sorted(output.preempted_req_ids or ())
+        # A reset preempts requests between two steps, and the next step may begin with loads for them.
+        resumed = {load.request for load in self._planned}
         for name in preempted:
             # Unfinished saves are stopped, so all chunks of the request are planned anew.
             if name in self._saved:
                 self._saved[name] = self._saved[name].anew()
-            self._prefetcher.drop(name)
-            self._loading.pop(name, None)
+            if name not in resumed:
+                self._prefetcher.drop(name)
+                self._loading.pop(name, None)
         self._is_idle = output.total_num_scheduled_tokens == 0
         plan = StepPlan(self._step, self._recovered, self._actor.number, self._planned, is_idle=self._is_idle)
         plan.preempted, plan.finished = preempted, self._finished
@@ -198,11 +204,10 @@ class SchedulerHalf:
     def update_output(self, output: "KVConnectorOutput") -> None:
         if isinstance(output.kv_connector_worker_meta, SavesEnded) and self._held is not None:
             self._held.ended(output.kv_connector_worker_meta.ranks)
-        # These requests are computed from the first token on.
-        for name in output.failed_recving or ():
+        # These requests are computed from the first token on, unless they have ended.
+        for name in self._requests.keys() & set(output.failed_recving or ()):
             self._unlucky.add(name)
-            if name in self._saved:
-                self._saved[name].chunks = 0
+            self._saved[name].chunks = 0
         if output.invalid_block_ids:
             self._recovered = self._step
             # Saves planned after a failed load were not made: plan them anew. The node says which chunks it has.
@@ -211,6 +216,18 @@ class SchedulerHalf:
             failed = output.invalid_block_ids
             self._unlucky.update(name for name, load in self._loading.items() if not load.pages.isdisjoint(failed))
         self._release_loaded(output.finished_recving or ())
+
+    def reset(self) -> bool:
+        """Begins with an empty cache. vLLM asks for it when the model's weights change, which no namespace knows. The chunks
+        so far belong to other engines too and stay; from now on this engine names its chunks so that no name is known yet."""
+        logger.warning("vLLM resets its caches: until it starts again, this engine shares no chunks with other engines")
+        self.shape = replace(self.shape, salt=os.urandom(16))
+        for name, request in self._requests.items():
+            if name not in self._loading:
+                self._prefetcher.drop(name)
+            saved = self._saved[name]
+            saved.chunks, saved.hashes, saved.is_of_old_weights = 0, [], request.num_computed_tokens > 0
+        return True
 
     def end(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
         """A request has finished. Returns whether its blocks must stay for now, and the parameters in its answer."""
@@ -224,7 +241,7 @@ class SchedulerHalf:
     def params_for_decode(self, request: "Request") -> dict[str, Any] | None:
         """The parameters in the request's answer for the engine that decodes it."""
         attempt = attempt_of(request.kv_transfer_params)
-        if attempt is None or not self._saves:
+        if attempt is None or not self._saves or self.shape.salt:
             return None
         chunks = request.num_computed_tokens // self.shape.chunk_tokens
         return params_for_decode(self._node.current(), attempt, self.shape.chunk_hashes(request.block_hashes, chunks))
@@ -294,7 +311,8 @@ class SchedulerHalf:
             self._explain_short_prompts(request.num_tokens)
         self._describe(request, 0, len(hashes))
         preempted = request.num_preemptions > 0
-        writer = writer_of(request.kv_transfer_params)
+        # No other engine knows the names of chunks with a salt.
+        writer = None if self.shape.salt else writer_of(request.kv_transfer_params)
         return self._prefetcher.start(request.request_id, hashes, request.num_tokens, preempted, writer)
 
     def _look(self, prefetch: Prefetch) -> int | None:
@@ -309,7 +327,20 @@ class SchedulerHalf:
         return chunks
 
     def _describe(self, request: "Request", first: int, end: int) -> None:
-        """Passes on the tokens of these chunks, which routers need to know."""
+        """Passes on the tokens of these chunks, which routers need to know. Routers cannot compute names with a salt."""
+        if self.shape.salt:
+            return
+        try:
+            self._describe_now(request, first, end)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        # Catches everything: a prompt that cannot be described, for instance with a very long salt, must not end the engine.
+        except BaseException:
+            if not self._is_undescribed:
+                logger.warning("a prompt's tokens are not passed on (told once)", exc_info=True)
+            self._is_undescribed = True
+
+    def _describe_now(self, request: "Request", first: int, end: int) -> None:
         names = self.shape.chunk_hashes(request.block_hashes, end)[first:]
         if self._events is not None and self.settings.events_tokens != "off":
             for chunk, name in enumerate(names, start=first):
@@ -332,7 +363,7 @@ class SchedulerHalf:
     def _plan_save(self, name: str, tokens: int, state: "KVConnectorBlockState") -> Save | None:
         """The save of the chunks of a request that a step completes."""
         request, saved = self._requests.get(name), self._saved.get(name)
-        if request is None or saved is None:
+        if request is None or saved is None or saved.is_of_old_weights:
             return None
         computed = request.num_computed_tokens + tokens
         if computed // self.shape.chunk_tokens <= saved.chunks:

@@ -54,7 +54,8 @@ class Settings(NodeSettings):
         most=86_400,
     )
     prefetch_seconds: float = setting(
-        "how long a request waits for chunks from disk and other nodes; then it takes those that have come",
+        "how long a request waits for chunks from disk and other nodes, at most half of `timeout_seconds`; then it takes those that "
+        "have come",
         default=1.0,
         least=0,
         most=HOUR,

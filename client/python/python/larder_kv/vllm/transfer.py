@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import larder_kv
+from larder_kv.link import LOST
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.groups import Run
 from larder_kv.vllm.handoff import follow_chunks
@@ -191,7 +192,7 @@ class Loader:
                 follow = follow_chunks(node, load.hashes, first_chunk, load.writer, self._patience)
                 return Followed(load, node, follow, first_page, load.pages)
         except larder_kv.LarderError as error:
-            if isinstance(error, larder_kv.EndedError) and node is not None:
+            if isinstance(error, LOST) and node is not None:
                 self._node.lost(node)
         self._fail(load, load.pages)
         return None
@@ -322,6 +323,6 @@ def lease_of(node: Node, hashes: list[bytes], first_chunk: int) -> larder_kv.Lea
     try:
         return opened.session.lease(opened.namespace, opened.namespace.chain(hashes).part(first_chunk))
     except larder_kv.LarderError as error:
-        if isinstance(error, larder_kv.EndedError):
+        if isinstance(error, LOST):
             node.lost(opened)
         return None
