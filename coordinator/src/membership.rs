@@ -246,7 +246,7 @@ impl Membership {
     pub fn join(&mut self, name: &str, join: &Join, now: Millis) -> Result<Joined, JoinRefused> {
         self.wake(now);
         let Join { incarnation, epoch, peer, .. } = *join;
-        if incarnation > MAX_INCARNATION || epoch.term > MAX_TERM {
+        if incarnation > MAX_INCARNATION || !self.is_plausible(epoch) {
             return Err(JoinRefused::Implausible { incarnation, term: epoch.term });
         }
         if !self.leads(now) {
@@ -301,7 +301,7 @@ impl Membership {
         if !self.leads(now) {
             return Beat::NotLeading;
         }
-        if self.is_outdone_by(heartbeat.epoch) && heartbeat.epoch.term <= MAX_TERM {
+        if self.is_outdone_by(heartbeat.epoch) && self.is_plausible(heartbeat.epoch) {
             return Beat::LaterTerm(heartbeat.epoch.term);
         }
         let Some(known) = self.current(number, incarnation) else { return Beat::Removed };
@@ -390,9 +390,10 @@ impl Membership {
         let members: Vec<Member> = self.members.values().map(|known| known.member.clone()).collect();
         let all_drain = self.members.values().all(|known| known.drains);
         let homes = self.members.values().filter(|known| all_drain || !known.drains);
-        let weights: Vec<Weighted> = homes
+        let mut weights: Vec<Weighted> = homes
             .map(|KnownMember { member, .. }| Weighted { node: member.number, weight: member.weight })
             .collect();
+        bound(&mut weights);
         let assign = if serves_v1 { assign_for_v1 } else { assign };
         let homes = assign(&self.table.homes, &weights);
         let moved = homes.iter().zip(&self.table.homes).filter(|(now, before)| now != before).count();
@@ -462,6 +463,12 @@ impl Membership {
     fn is_outdone_by(&self, epoch: Epoch) -> bool {
         let is_own = epoch.term < self.epoch.term || epoch <= self.table.epoch;
         self.office != Office::Alone && !is_own
+    }
+
+    /// Whether a coordinator of this cluster can have made this epoch. A node that lies about its term must not bring the cluster
+    /// near the last term, after which no coordinator could lead.
+    fn is_plausible(&self, epoch: Epoch) -> bool {
+        epoch.term <= self.epoch.term.saturating_add(MOST_TERMS_AHEAD).min(MAX_TERM)
     }
 
     fn current(&mut self, number: NodeNumber, incarnation: u64) -> Option<&mut KnownMember> {
@@ -629,6 +636,21 @@ fn next_term(epoch: Epoch) -> Epoch {
         None => epoch,
     }
 }
+
+/// Bounds weights, so that no node becomes home to nearly all partitions: neither by a lie nor by its size.
+fn bound(nodes: &mut [Weighted]) {
+    let mut weights: Vec<u64> = nodes.iter().map(|node| node.weight).collect();
+    weights.sort_unstable();
+    let Some(&median) = weights.get(weights.len().saturating_sub(1) / 2) else { return };
+    nodes.iter_mut().for_each(|node| node.weight = node.weight.min(median.saturating_mul(MOST_WEIGHT)));
+}
+
+/// A node counts as at most this many nodes of median weight.
+const MOST_WEIGHT: u64 = 4;
+
+/// How far a node's term may be ahead of a coordinator that lost its state: each start of a coordinator and each election makes one
+/// term.
+const MOST_TERMS_AHEAD: u64 = 1 << 20;
 
 /// Heartbeats that an incarnation must have missed before another process may take its name. If a node crashes and starts again
 /// at once, it is a member this many heartbeats after the last one, and one round trip.

@@ -271,12 +271,31 @@ fn who_joins_again_at_the_same_coordinator_raises_no_term_and_makes_no_table() {
 }
 
 #[test]
+fn no_weight_makes_a_node_home_to_nearly_all_partitions() {
+    let mut membership = Membership::new(patience(), DurableState::default(), 0);
+    let mut numbers = Vec::new();
+    for (name, weight) in [("a", 5), ("b", 3), ("liar", u64::MAX), ("c", 4)] {
+        numbers.push(membership.join(name, &Join { weight, ..join(1) }, 0).unwrap().number);
+    }
+    let table = membership.tick(0).unwrap();
+    let share = |number: NodeNumber| {
+        table.homes.iter().filter(|&&home| home == number).count() as f64 / table.homes.len() as f64
+    };
+    // Four times the lower median, of 28 in all.
+    assert!((0.5..0.65).contains(&share(numbers[2])), "{}", share(numbers[2]));
+    assert!(share(numbers[1]) > 0.08);
+}
+
+#[test]
 fn no_node_makes_terms_or_incarnations_wrap() {
     let mut membership = Membership::new(patience(), DurableState::default(), 0);
     let last = |number| Epoch { term: u64::MAX, number };
     let refused = membership.join("a", &Join { epoch: last(7), ..join(1) }, 0);
     assert_eq!(refused, Err(JoinRefused::Implausible { incarnation: 1, term: u64::MAX }));
     assert!(matches!(membership.join("a", &join(u64::MAX), 0), Err(JoinRefused::Implausible { .. })));
+    let far = Epoch { term: MOST_TERMS_AHEAD + 2, number: 1 };
+    let refused = membership.join("a", &Join { epoch: far, ..join(1) }, 0);
+    assert_eq!(refused, Err(JoinRefused::Implausible { incarnation: 1, term: far.term }));
     membership.join("a", &join(1), 0).unwrap();
     assert_eq!(membership.tick(0).unwrap().epoch, Epoch { term: 1, number: 1 }, "nobody learns from it");
 
