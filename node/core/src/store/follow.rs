@@ -158,11 +158,6 @@ pub struct FollowProgress {
 }
 
 impl Follows {
-    /// Chunks that peers follow.
-    pub(super) fn peer_chunks(&self) -> u64 {
-        self.peer_chunks
-    }
-
     /// Follows of sessions and peers.
     pub(super) fn len(&self) -> u64 {
         self.open.len() as u64

@@ -70,12 +70,7 @@ impl Store {
         if !self.may_leave(&Named { id, namespace, hash: *hash }) {
             return Granted::NotHeld;
         }
-        if self
-            .limits
-            .peers
-            .as_ref()
-            .is_none_or(|peers| self.grants.len() + self.follows.peer_chunks() >= peers.max_granted_chunks)
-        {
+        if self.limits.peers.as_ref().is_none_or(|peers| self.grants.len() >= peers.max_granted_chunks) {
             return Granted::Busy;
         }
         let chunk = self.index.get(id);

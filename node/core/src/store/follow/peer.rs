@@ -50,7 +50,7 @@ pub struct LayersInPlace {
 
 impl Store {
     /// Follows chunks for another node: the `pools` of each chunk, by position, or all pools if `pools` is empty. `None` if peers
-    /// already hold too many chunks by grants and follows. [`Store::end_grant`] ends the follow.
+    /// already follow too many chunks. [`Store::end_grant`] ends the follow.
     pub fn follow_for_peer(
         &mut self,
         fingerprint: &Fingerprint,
@@ -60,7 +60,7 @@ impl Store {
         now: Millis,
     ) -> Option<u64> {
         let most = self.limits.peers.as_ref()?.max_granted_chunks;
-        if self.grants.len() + self.follows.peer_chunks + hashes.len() as u64 > most {
+        if self.follows.peer_chunks + hashes.len() as u64 > most {
             return None;
         }
         let follow = self.next_number();

@@ -5,8 +5,8 @@ use larder_protocol::handoff::HandOver;
 use super::*;
 use crate::store::ChangeKind;
 use crate::store::{
-    Came, FollowNews, FollowProgress, FollowRequest, FollowStarted, News, PeerStoreLimits, Ranges, Refused,
-    Reserved,
+    Came, FollowNews, FollowProgress, FollowRequest, FollowStarted, Granted, News, PeerStoreLimits, Ranges,
+    Refused, Reserved,
 };
 
 /// Layers of a block of [`BLOCK`] bytes.
@@ -557,6 +557,15 @@ fn what_peers_follow_is_bounded() {
     let hashes: Vec<ChunkHash> = ["a", "b", "c", "d", "e"].map(name).to_vec();
     let first = w.f.store.follow_for_peer(&fingerprint, (&hashes, &[]), 0, PATIENCE, NOW).unwrap();
     assert_eq!(w.f.store.follow_for_peer(&fingerprint, (&hashes, &[]), 0, PATIENCE, NOW), None);
+    let more = [name("f"), name("g"), name("h")];
+    let full = w.f.store.follow_for_peer(&fingerprint, (&more, &[]), 0, PATIENCE, NOW).unwrap();
+    w.f.put("x");
+    let granted = w.f.store.grant(&fingerprint, &name("x"), &[BLOCK]);
+    let Granted::Held { grant, .. } = granted else {
+        panic!("follows keep no chunk from being lent: {granted:?}")
+    };
+    w.f.store.end_grant(grant);
+    w.f.store.end_grant(full);
     w.f.store.end_grant(first);
     assert!(w.f.store.follow_for_peer(&fingerprint, (&hashes, &[]), 0, PATIENCE, NOW).is_some());
 }
