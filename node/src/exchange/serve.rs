@@ -44,6 +44,7 @@ use super::send::order::SendOrder;
 use super::{
     AskBlocks, AskFollow, PinForAdmin, ServeAnnounce, ServeFind, ServeRepair, TakeChunks, TakeIn, Tell,
 };
+use crate::limits::MAX_ACTORS;
 use crate::watched::here;
 use larder_net::audit::Audit;
 
@@ -309,6 +310,8 @@ impl Server {
         let table = self.peers.table();
         match table.member(announce.holder.node) {
             Some(member) if member.name != peer.name => Err("a node may announce only its own chunks"),
+            // A liar must not take the places of other holders.
+            _ if usize::from(announce.holder.device) >= MAX_ACTORS => Err("a node has fewer devices"),
             // The directory handles a node that is not a member yet.
             _ => Ok(()),
         }
