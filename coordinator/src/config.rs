@@ -230,6 +230,11 @@ pub enum ConfigError {
     /// A certificate lacks its key, or a user the password; or the other way round.
     #[error("election: give both or none of `certificate` and `key`, and of `user` and `password_file`")]
     HalfIdentity,
+    /// Some of the settings of the console's admin are missing.
+    #[error(
+        "[http] console_admin_token_file, console_admin_certificate and console_admin_key go together: set all three, or none"
+    )]
+    HalfAdmin,
     /// A fraction outside of 0 to 1.
     #[error("`tracing.sample_ratio` is {found}: set it to between 0 and 1")]
     SampleRatio {
@@ -284,6 +289,12 @@ impl Config {
         }
         if self.audit.as_ref().is_some_and(|audit| audit.max_bytes.0 == 0) {
             return Err(ConfigError::NoRoom);
+        }
+        let http = &self.http;
+        let admin =
+            [&http.console_admin_token_file, &http.console_admin_certificate, &http.console_admin_key];
+        if !matches!(admin.into_iter().flatten().count(), 0 | 3) {
+            return Err(ConfigError::HalfAdmin);
         }
         let found = self.tracing.sample_ratio;
         if !(0.0..=1.0).contains(&found) {
@@ -490,6 +501,17 @@ mod tests {
             ));
         }
         assert!(etcd("https", "ca = 'ca.pem'\nuser = 'larder'\npassword_file = 'p'").is_ok());
+    }
+
+    #[test]
+    fn the_consoles_admin_has_all_three_settings_or_none() {
+        let one = "[http]\nconsole_admin_key = \"a.key\"\n";
+        let two = format!("{one}console_admin_certificate = \"a.pem\"\n");
+        let three = format!("{two}console_admin_token_file = \"token\"\n");
+        for text in [one, &two] {
+            assert!(matches!(read(text), Err(ConfigError::HalfAdmin)), "{text}");
+        }
+        read(&three).unwrap();
     }
 
     #[test]

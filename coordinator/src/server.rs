@@ -89,10 +89,8 @@ pub enum ServeError {
         /// The system's error; `None` if the file is empty.
         source: Option<std::io::Error>,
     },
-    /// Some of the settings of the console's admin are missing, or the certificate is not an admin's.
-    #[error(
-        "[http] console_admin_token_file, console_admin_certificate and console_admin_key go together: set all three, or none. The certificate must be an admin's: `larder ca issue admin NAME`"
-    )]
+    /// The certificate of the console's admin is not an admin's.
+    #[error("[http] console_admin_certificate must be an admin's: `larder ca issue admin NAME` makes one")]
     ConsoleAdmin,
     /// This program was built without tokenizers.
     #[error(

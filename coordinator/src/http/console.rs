@@ -5,6 +5,7 @@
 //! origins get no answer. Neither do requests by a name that leads to loopback: a page elsewhere could have a browser send them.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use actix_web::http::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN};
 use actix_web::http::{StatusCode, Uri};
@@ -23,8 +24,9 @@ use tokio::sync::oneshot;
 use super::HttpState;
 use crate::gather::{NodeQuery, Shown, Wanted};
 
-/// The token of a file; without one, no token is right.
-pub(crate) struct Token(Option<Box<[u8]>>);
+/// The token in a file, which is read for each request, so that a replaced token is not right any more. Without a file, no token
+/// is right.
+pub(crate) struct Token(Option<PathBuf>);
 
 /// The tokens of the console's users.
 pub(crate) struct Tokens {
@@ -182,14 +184,22 @@ fn chunks(hashes: &[String]) -> Result<Vec<ChunkHash>, String> {
 }
 
 impl Token {
-    /// The token that a file has.
-    pub(crate) fn new(text: Option<String>) -> Self {
-        Self(text.map(|text| text.trim().as_bytes().into()))
+    pub(crate) fn new(file: Option<PathBuf>) -> Self {
+        Self(file)
+    }
+
+    /// The token that the file has now; empty if there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(crate) fn read(&self) -> std::io::Result<String> {
+        self.0.as_ref().map_or(Ok(String::new()), |file| Ok(std::fs::read_to_string(file)?.trim().to_owned()))
     }
 
     fn is(&self, given: Option<&str>) -> bool {
-        let (Some(token), Some(given)) = (&self.0, given) else { return false };
-        let given = given.as_bytes();
+        let Some(given) = given else { return false };
+        let token = self.read().unwrap_or_default();
+        let (token, given) = (token.as_bytes(), given.as_bytes());
         // A wrong byte takes as long as a right one.
         let differences = token.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b));
         token.len() == given.len() && !token.is_empty() && differences == 0
@@ -386,12 +396,31 @@ mod tests {
         for (name, value) in headers {
             map.insert(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
         }
-        may_read(&map, is_near, &tokens())
+        let folder = tempfile::tempdir().unwrap();
+        may_read(&map, is_near, &tokens(folder.path()))
     }
 
-    fn tokens() -> Tokens {
-        let token = |text: &str| Token::new(Some(text.into()));
-        Tokens { read: token("secret\n"), admin: token("admin") }
+    fn tokens(folder: &std::path::Path) -> Tokens {
+        let token = |name: &str, text: &str| {
+            let file = folder.join(name);
+            std::fs::write(&file, text).unwrap();
+            Token::new(Some(file))
+        };
+        Tokens { read: token("read", "secret\n"), admin: token("admin", "admin") }
+    }
+
+    #[test]
+    fn a_token_is_right_as_long_as_it_is_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let Tokens { admin, .. } = tokens(folder.path());
+        assert!(admin.is(Some("admin")) && !admin.is(Some("other")) && !admin.is(Some("")));
+        std::fs::write(folder.path().join("admin"), "other\n").unwrap();
+        assert!(admin.is(Some("other")) && !admin.is(Some("admin")));
+        std::fs::write(folder.path().join("admin"), " \n").unwrap();
+        assert!(!admin.is(Some("other")) && !admin.is(Some("")));
+        std::fs::remove_file(folder.path().join("admin")).unwrap();
+        assert!(!admin.is(Some("other")) && !admin.is(Some("")));
+        assert!(!Token::new(None).is(Some("")));
     }
 
     #[test]
@@ -401,7 +430,8 @@ mod tests {
             for (name, value) in headers {
                 map.insert(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
             }
-            may_change(&map, &tokens())
+            let folder = tempfile::tempdir().unwrap();
+            may_change(&map, &tokens(folder.path()))
         };
         let host = ("host", "127.0.0.1:7600");
         assert_eq!(change(&[host]), Err(Refused::Admin));
@@ -452,8 +482,6 @@ mod tests {
                 Err(Refused::Token)
             );
         }
-        let none = Token::new(None);
-        assert!(!none.is(Some("")) && !Token::new(Some(" ".into())).is(Some("")));
     }
 
     #[test]

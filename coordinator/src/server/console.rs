@@ -24,9 +24,6 @@ pub(crate) fn open(config: &Config, audit: &Audit) -> Result<(Tokens, Option<gat
         admin: token(http.console_admin_token_file.as_deref())?,
     };
     let files = http.console_admin_certificate.clone().zip(http.console_admin_key.clone());
-    if http.console_admin_token_file.is_some() != files.is_some() {
-        return Err(ServeError::ConsoleAdmin);
-    }
     let Some((certificate, key)) = files else { return Ok((tokens, None)) };
     let files = CredentialFiles { ca: config.peer.ca.clone(), certificate, key };
     let any = SocketAddr::new(config.peer.listen.ip(), 0);
@@ -62,10 +59,11 @@ fn become_admin(
 }
 
 fn token(file: Option<&Path>) -> Result<Token, ServeError> {
-    let Some(path) = file else { return Ok(Token::new(None)) };
+    let token = Token::new(file.map(Path::to_owned));
+    let Some(path) = file else { return Ok(token) };
     let failed = |source| ServeError::Token { path: path.to_owned(), source };
-    let text = std::fs::read_to_string(path).map_err(|error| failed(Some(error)))?;
-    if text.trim().is_empty() { Err(failed(None)) } else { Ok(Token::new(Some(text))) }
+    let text = token.read().map_err(|error| failed(Some(error)))?;
+    if text.is_empty() { Err(failed(None)) } else { Ok(token) }
 }
 
 #[cfg(test)]
