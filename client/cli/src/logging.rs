@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
 use larder_net::trace::{Exporter, TARGET};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, registry, reload};
@@ -156,9 +157,27 @@ pub(crate) fn set_filter(filter: &str) -> anyhow::Result<()> {
     Ok(running.filter.reload(new)?)
 }
 
+/// Checks a filter without using it.
+///
+/// # Errors
+/// The text is no filter.
+pub(crate) fn check_filter(filter: &str) -> anyhow::Result<()> {
+    env_filter(filter).map(|_| ())
+}
+
 /// Parses a filter. The HTTP server logs each invalid request, and strangers can send any number, so it stays silent unless
 /// `filter` names it. Panics are logged by every filter.
 fn env_filter(filter: &str) -> anyhow::Result<EnvFilter> {
+    // A misspelled level would be a target that nothing logs to.
+    let is_plain = |word: &&str| !word.is_empty() && !word.contains(['=', '[']);
+    if let Some(word) =
+        filter.split(',').map(str::trim).filter(is_plain).find(|word| word.parse::<LevelFilter>().is_err())
+    {
+        return Err(Usage(format!(
+            "the log filter has `{word}`, which is no level: write off, error, warn, info, debug or trace, or TARGET=LEVEL"
+        ))
+        .into());
+    }
     EnvFilter::try_new(format!("actix_http=off,{filter},{TARGET}=off,{PANIC}=error"))
         .with_context(|| Usage(format!("`{filter}` is no log filter: try `info` or `larder_node=debug`")))
 }
@@ -176,6 +195,17 @@ mod tests {
         assert_eq!(filter(Some("off"), 2), "off");
         assert_eq!(filter(None, 2), "debug");
         assert_eq!(filter(None, 0), "error");
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused_and_targets_need_a_level() {
+        for filter in ["info", "OFF", "larder_node=debug,warn", "3", "[span]=info", "warn, larder_core=trace"]
+        {
+            check_filter(filter).unwrap();
+        }
+        for filter in ["inof", "warn,larder_node", "larder_node=inof"] {
+            assert!(check_filter(filter).is_err(), "{filter}");
+        }
     }
 
     #[test]

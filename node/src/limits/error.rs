@@ -30,6 +30,9 @@ pub enum ConfigError {
         /// The largest value.
         most: u64,
     },
+    /// The two addresses of events are one.
+    #[error("[kv_events] `listen` and `replay_listen` are both {0}: give them different ports")]
+    OneEventsAddress(SocketAddr),
     /// Events would show tokens to anybody.
     #[error(
         "[kv_events] would send tokens of prompts to other hosts, from {0}: set the address to a loopback address, or `tokens` to \"encrypted\" if the network to the subscribers is encrypted"

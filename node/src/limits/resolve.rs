@@ -37,6 +37,9 @@ use crate::object::{ObjectOptions, is_url_of_a_store, unknown_setting};
 /// Checks that tokens of prompts stay on this host, unless the connection to subscribers is encrypted.
 fn check_events(events: &KvEventsConfig) -> Result<(), ConfigError> {
     nonzero("kv_events.replay_messages", events.replay_messages as u64)?;
+    if events.replay_listen == Some(events.listen) && events.listen.port() != 0 {
+        return Err(ConfigError::OneEventsAddress(events.listen));
+    }
     let addresses = [Some(events.listen), events.replay_listen];
     let public = addresses.into_iter().flatten().find(|address| !address.ip().is_loopback());
     match public.filter(|_| events.tokens == EventTokens::Local) {

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use crate::config_report::ConfigReport;
 use crate::failure::Usage;
+use crate::logging::check_filter;
 use crate::output;
 
 /// Check configuration files
@@ -51,7 +52,7 @@ struct Check {
     /// The configuration file
     file: PathBuf,
 
-    /// Server of the configuration [default: coordinator if the file has [peer], [state] or [membership], else node]
+    /// Server of the configuration [default: coordinator if the file has [peer], [state], [membership] or [election], else node]
     #[arg(long, value_name = "ROLE")]
     role: Option<Role>,
 
@@ -85,14 +86,19 @@ impl Check {
             Role::Node => {
                 let config = Config::load(&self.file).with_context(wrong)?;
                 let limits = config.resolve(&HostFacts::read(Path::new("/"))?).with_context(wrong)?;
+                config.log.as_deref().map_or(Ok(()), check_filter).with_context(wrong)?;
                 check_sockets(&limits).with_context(wrong)?;
                 let mut report = ConfigReport::of_node(&limits);
+                let files = [&config.audit, &config.record];
+                report.warnings.extend(files.into_iter().flatten().filter_map(|file| no_folder(&file.path)));
                 report.warnings.extend(limits.cluster.and_then(|cluster| unusable(&cluster.credentials)));
                 report
             }
             Role::Coordinator => {
                 let config = CoordinatorConfig::read(&self.file).with_context(wrong)?;
                 let mut report = ConfigReport::of_coordinator(&config);
+                report.warnings.extend(config.audit.as_ref().and_then(|audit| no_folder(&audit.path)));
+                report.warnings.extend(no_folder(&config.state.path));
                 report.warnings.extend(unusable(&config.peer.credentials()));
                 report
             }
@@ -119,12 +125,25 @@ fn unusable(files: &CredentialFiles) -> Option<String> {
     Some(format!("on this machine the server would not start: {:#}", anyhow::Error::from(error)))
 }
 
+/// A warning if this machine lacks the folder of a file that the server writes.
+fn no_folder(file: &Path) -> Option<String> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty())?;
+    (!folder.is_dir()).then(|| {
+        format!(
+            "this machine has no folder {}, and the server could not write {}",
+            folder.display(),
+            file.display()
+        )
+    })
+}
+
 /// Guesses the server from the file's keys. A file that is no TOML counts as a node's, so that the node's reader names the wrong
 /// line.
 fn role_of(file: &Path) -> anyhow::Result<Role> {
     let text = config_file::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     let table: toml::Table = text.parse().unwrap_or_default();
-    let is_coordinator = ["peer", "state", "membership"].iter().any(|key| table.contains_key(*key));
+    let is_coordinator =
+        ["peer", "state", "membership", "election"].iter().any(|key| table.contains_key(*key));
     Ok(if is_coordinator { Role::Coordinator } else { Role::Node })
 }
 
