@@ -164,7 +164,8 @@ impl DevCluster {
         self.children.iter().map(|child| (child.name().to_owned(), child.pid())).collect()
     }
 
-    /// Tells all processes to stop, waits for them, and kills each process that takes longer than [`STOP_GRACE`].
+    /// Tells all processes to stop, the coordinator after the nodes, so that each node leaves the cluster. Waits for them, and
+    /// kills each process that takes longer than [`STOP_GRACE`].
     ///
     /// # Errors
     /// [`DevError::Killed`] names a process that had to be killed.
@@ -173,10 +174,13 @@ impl DevCluster {
     /// If the future is dropped, it kills the processes that still run.
     pub async fn stop(mut self) -> Result<(), DevError> {
         self.announcement.withdraw();
-        for child in &self.children {
-            child.ask_to_stop();
+        let (coordinators, nodes) =
+            self.children.split_at_mut(usize::from(self.addresses.coordinator.is_some()));
+        let mut stopped = Vec::new();
+        for children in [nodes, coordinators] {
+            children.iter().for_each(Child::ask_to_stop);
+            stopped.extend(join_all(children.iter_mut().map(Child::stopped)).await);
         }
-        let stopped = join_all(self.children.iter_mut().map(Child::stopped)).await;
         stopped.into_iter().collect()
     }
 }

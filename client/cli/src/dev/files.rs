@@ -211,7 +211,8 @@ pub(super) fn node_config(
     }
 }
 
-/// The file `dev.json` in the runtime directory: it names the newest cluster, and goes when that cluster does.
+/// The file `dev.json` in the runtime directory: it names the newest cluster. When that cluster goes, the file names the cluster
+/// before it, if that cluster still runs.
 #[derive(Debug)]
 pub struct Announcement {
     path: PathBuf,
@@ -223,59 +224,74 @@ struct DevFile {
     dir: PathBuf,
     #[serde(flatten)]
     addresses: Addresses,
+    /// The cluster that was the newest before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    before: Option<Box<Self>>,
 }
 
 impl Announcement {
     /// Names the cluster whose files are in `dir` as the newest.
     pub(super) fn publish(runtime_dir: &Path, dir: &Path, addresses: &Addresses) -> Result<Self, DevError> {
         let path = runtime_dir.join("dev.json");
-        let failed = |source| DevError::File { path: path.clone(), source };
-        let file = DevFile { dir: dir.to_owned(), addresses: addresses.clone() };
-        let text = serde_json::to_vec(&file).map_err(io::Error::from).map_err(failed)?;
-        // Others read it at any time: it appears whole or not at all.
-        let unfinished = tempfile::NamedTempFile::new_in(runtime_dir).map_err(failed)?;
-        fs::write(unfinished.path(), text).map_err(failed)?;
-        unfinished.persist(&path).map_err(|error| failed(error.error))?;
+        // A file that cannot be read names no cluster.
+        let before = DevFile::read(&path).ok().flatten().and_then(DevFile::running).map(Box::new);
+        let file = DevFile { dir: dir.to_owned(), addresses: addresses.clone(), before };
+        file.write(&path).map_err(|source| DevError::File { path: path.clone(), source })?;
         Ok(Self { path, dir: dir.to_owned() })
     }
 
-    /// The addresses of the newest cluster, if it still runs.
+    /// The addresses of the newest cluster that still runs.
     pub(super) fn read(runtime_dir: &Path) -> Result<Addresses, DevError> {
         Self::newest(runtime_dir).map(|file| file.addresses)
     }
 
-    /// The directory of the newest cluster, if it still runs.
+    /// The directory of the newest cluster that still runs.
     pub(super) fn dir_of_newest(runtime_dir: &Path) -> Result<PathBuf, DevError> {
         Self::newest(runtime_dir).map(|file| file.dir)
     }
 
     fn newest(runtime_dir: &Path) -> Result<DevFile, DevError> {
         let path = runtime_dir.join("dev.json");
-        match fs::read(&path) {
-            Ok(text) => {
-                let file: DevFile = serde_json::from_slice(&text)
-                    .map_err(|error| DevError::File { path, source: error.into() })?;
-                // The lock of a killed cluster is free.
-                if lock(&file.dir).is_ok_and(|lock| lock.is_none()) {
-                    Ok(file)
-                } else {
-                    Err(DevError::NotRunning)
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(DevError::NotRunning),
-            Err(source) => Err(DevError::File { path, source }),
+        let file = DevFile::read(&path).map_err(|source| DevError::File { path, source })?;
+        file.and_then(DevFile::running).ok_or(DevError::NotRunning)
+    }
+
+    /// Names the cluster before this one again, unless the file names a newer cluster by now.
+    pub(super) fn withdraw(&self) {
+        let named = DevFile::read(&self.path).ok().flatten().filter(|file| file.dir == self.dir);
+        let Some(DevFile { before, .. }) = named else { return };
+        let changed = match before.and_then(|before| before.running()) {
+            Some(before) => before.write(&self.path),
+            None => fs::remove_file(&self.path),
+        };
+        if let Err(error) = changed {
+            tracing::warn!(path = %self.path.display(), %error, "cannot change the file that names the newest cluster");
+        }
+    }
+}
+
+impl DevFile {
+    /// `None` if there is no file.
+    fn read(path: &Path) -> io::Result<Option<Self>> {
+        match fs::read(path) {
+            Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
-    /// Removes the file, unless it names a newer cluster by now.
-    pub(super) fn withdraw(&self) {
-        let ours = fs::read(&self.path)
-            .ok()
-            .and_then(|text| serde_json::from_slice::<DevFile>(&text).ok())
-            .is_some_and(|file| file.dir == self.dir);
-        if ours && let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove the file that names this cluster");
-        }
+    /// Others read the file at any time: it appears whole or not at all.
+    fn write(&self, path: &Path) -> io::Result<()> {
+        let unfinished = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new(".")))?;
+        fs::write(unfinished.path(), serde_json::to_vec(self)?)?;
+        unfinished.persist(path)?;
+        Ok(())
+    }
+
+    /// The first of these clusters that still runs. The lock of a killed cluster is free.
+    fn running(self) -> Option<Self> {
+        let runs = lock(&self.dir).is_ok_and(|lock| lock.is_none());
+        if runs { Some(self) } else { self.before?.running() }
     }
 }
 
@@ -340,6 +356,9 @@ mod tests {
         let newer = Announcement::publish(runtime.path(), files[1].dir(), &addresses(2)).unwrap();
         drop(older);
         assert_eq!(read().unwrap(), addresses(2));
+        let last = Files::create(None, runtime.path()).unwrap();
+        drop(Announcement::publish(runtime.path(), last.dir(), &addresses(3)).unwrap());
+        assert_eq!(read().unwrap(), addresses(2), "it still runs, and is the newest again");
         drop(files);
         assert!(matches!(read(), Err(DevError::NotRunning)), "it was killed");
         drop(newer);
