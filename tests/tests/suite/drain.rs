@@ -80,7 +80,7 @@ fn a_node_that_restarts_ends_with_the_status_that_its_supervisor_waits_for() {
     let mut cluster = cluster(2, "");
     let hashes = prompt(b'a', 20);
     Engine::connect(&cluster.socket(1)).put(&hashes);
-    let (status, drained, _) = admin(&cluster, &["restart", "node-1", "--back-within", "1s"]);
+    let (status, drained, said) = admin(&cluster, &["restart", "node-1", "--back-within", "1s"]);
     assert_eq!(status, Some(1), "nobody starts it again here: {drained}");
     let reason = drained["nodes"][0]["reason"].as_str().unwrap();
     assert!(reason.contains("did not come back within 1 s"), "{reason}");
@@ -88,6 +88,7 @@ fn a_node_that_restarts_ends_with_the_status_that_its_supervisor_waits_for() {
     // The takers announce the moved chunks a moment later.
     let other = Engine::connect(&cluster.socket(0));
     wait::until("the other node has its chunks", || (other.get(&hashes) == 20).then_some(()));
+    assert!(said.contains("node-1: it did not come back within 1 s"), "a table has no room for it: {said}");
 }
 
 #[test]

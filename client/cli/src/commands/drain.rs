@@ -114,12 +114,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Report {
-    /// Prints the report in the chosen format.
+    /// Prints the report in the chosen format, and the reasons of failures to standard error.
     ///
     /// # Errors
     /// Standard output cannot be written.
     pub(crate) fn print(&self, format: FormatArgs) -> anyhow::Result<()> {
-        Ok(format.print(self, |format| self.list().text(format))?)
+        format.print(self, |format| self.list().text(format))?;
+        for Drained { node, reason, .. } in &self.nodes {
+            if let Some(reason) = reason {
+                eprintln!("{node}: {reason}");
+            }
+        }
+        Ok(())
     }
 
     fn list(&self) -> Listing {
