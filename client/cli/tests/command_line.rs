@@ -133,6 +133,12 @@ fn a_server_that_does_not_answer_ends_with_status_1() {
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("silent") && text.contains("no answer from http://127.0.0.1:9/status"), "{text}");
+    let output = larder(&["status", "--node", "127.0.0.1:9", "--json"]);
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["health"], "down", "as `larder health` says");
+    let output = larder(&["top", "--once", "--node", "127.0.0.1:9", "--interval", "1ms"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("no node answers"));
     let (status, text) = refusal(&["status", "--coordinator", "127.0.0.1:9"]);
     assert!(status == Some(1) && text.contains("no answer from http://127.0.0.1:9/status"), "{text}");
 }
