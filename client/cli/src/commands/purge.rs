@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
+use clap::ArgGroup;
 use larder_coordinator::NodeStatus;
 use larder_net::quic::Credentials;
 use larder_node::TenantStatus;
@@ -31,7 +32,7 @@ use crate::{http, output};
 /// written over, but no start finds them again. A node that does not answer, or is lost, keeps its chunks: purge again when the
 /// node answers.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(group = ArgGroup::new("scope").args(["tenant", "namespace_id"]).required(true), after_help = "\
 Examples:
   larder purge --tenant chat --dry-run            Count a tenant's chunks, on every node
   larder purge --tenant chat                      Remove them, in the newest development cluster
@@ -46,12 +47,7 @@ stay in the object store. `larder ca issue admin me` makes an admin's certificat
 Exit status: 1 if a node refuses, does not answer, is lost, or could not remove all chunks.")]
 pub(crate) struct Args {
     /// All chunks of this tenant
-    #[arg(
-        long,
-        value_name = "NAME",
-        required_unless_present = "namespace_id",
-        conflicts_with = "namespace_id"
-    )]
+    #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 
     /// All chunks of this namespace: its fingerprint, or the first 16 digits of it

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::admin::AdminArgs;
+use clap::ArgGroup;
+
 use crate::cluster::ask_coordinator;
 use crate::commands::drain::Report;
 use crate::context::{Chosen, ClusterArg};
@@ -21,7 +23,7 @@ use crate::values;
 /// `larder dev` do. The next node follows when this node is a member again and ready. If a node does not leave or does not come
 /// back, the command ends and leaves the following nodes alone.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(group = ArgGroup::new("which").args(["nodes", "rolling"]).required(true), after_help = "\
 Examples:
   larder restart --rolling                 Every node of the newest development cluster
   larder restart node-3 node-4 --within 5m --coordinator 10.0.0.10:7600 \\
@@ -31,7 +33,7 @@ Examples:
 Exit status: 1 if a node refuses, dies, or does not come back.")]
 pub(crate) struct Args {
     /// The nodes to restart, in this order
-    #[arg(value_name = "NODE", required_unless_present = "rolling", conflicts_with = "rolling")]
+    #[arg(value_name = "NODE")]
     nodes: Vec<String>,
 
     /// Restart every node of the cluster
