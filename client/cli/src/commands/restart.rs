@@ -1,12 +1,13 @@
 //! `larder restart`: has nodes drain and come back, one after the other.
 
+use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::admin::AdminArgs;
 use clap::ArgGroup;
 
+use crate::admin::AdminArgs;
 use crate::cluster::ask_coordinator;
 use crate::commands::drain::Report;
 use crate::context::{Chosen, ClusterArg};
@@ -67,7 +68,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (_, status) = ask_coordinator(&coordinator)?;
     let mut names: Vec<String> = status.nodes.iter().map(|node| node.name.clone()).collect();
     if !args.rolling {
-        names = args.nodes.clone();
+        names = once_each(&args.nodes);
     }
     for name in &names {
         find(&status.nodes, name)?;
@@ -92,4 +93,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let is_well = nodes.len() == names.len() && nodes.iter().all(Drained::is_well);
     Report { nodes }.print(args.format)?;
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+/// The names in their order, without repetitions.
+fn once_each(names: &[String]) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    names.iter().filter(|&name| seen.insert(name)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_is_named_twice_is_restarted_once() {
+        assert_eq!(once_each(&["b", "a", "b"].map(str::to_owned)), ["b", "a"]);
+    }
 }
