@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use larder_net::quic::CredentialFiles;
 use serde::Deserialize;
 
@@ -38,7 +38,15 @@ pub(crate) struct Chosen {
     pub(crate) admin: Option<CredentialFiles>,
 }
 
-/// The context file.
+/// The place of the context file.
+#[derive(Debug)]
+struct File {
+    path: PathBuf,
+    /// Whether `LARDER_CONTEXT` names it, so that it must be there.
+    is_named: bool,
+}
+
+/// The content of the context file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ContextFile {
@@ -54,23 +62,23 @@ impl ClusterArg {
     /// # Errors
     /// An address or the context file cannot be used; or nothing is named, and no development cluster runs.
     pub(crate) fn choose(&self) -> anyhow::Result<Chosen> {
-        let environment = std::env::var("LARDER_COORDINATOR").ok();
-        let named = self.named(environment.as_deref(), context_file().as_deref())?;
-        named.map_or_else(newest_dev, Ok)
+        self.named(std::env::var_os("LARDER_COORDINATOR"), context_file())?.map_or_else(newest_dev, Ok)
     }
 
     /// The cluster that an argument, the environment or the file names; `None` stands for the newest development cluster.
-    fn named(&self, environment: Option<&str>, file: Option<&Path>) -> anyhow::Result<Option<Chosen>> {
+    fn named(&self, environment: Option<OsString>, file: Option<File>) -> anyhow::Result<Option<Chosen>> {
         let of_environment = || {
             let text = environment.filter(|text| !text.is_empty())?;
+            // No address has the replacement of a wrong byte in it.
+            let text = text.to_string_lossy();
             let wrong = |error| anyhow!("`{text}`: {error}").context(Usage("LARDER_COORDINATOR".into()));
-            Some(Named::parse(text).map_err(wrong))
+            Some(Named::parse(&text).map_err(wrong))
         };
         let named = self.coordinator.clone().map(Ok).or_else(of_environment).transpose()?;
         match (named, file) {
             (Some(Named::Dev), _) => Ok(None),
             (Some(Named::At(coordinator)), _) => Ok(Some(Chosen { coordinator, admin: None })),
-            (None, Some(file)) => ContextFile::read(file)?.map_or(Ok(None), |context| context.chosen(file)),
+            (None, Some(file)) => file.chosen(),
             (None, None) => Ok(None),
         }
     }
@@ -82,45 +90,41 @@ impl Named {
     }
 }
 
-impl ContextFile {
-    /// Reads the file; `None` if there is none.
-    fn read(path: &Path) -> anyhow::Result<Option<Self>> {
-        let wrong = || Usage(format!("cannot use the context file {}", path.display()));
-        match fs::read_to_string(path) {
-            Ok(text) => Ok(Some(toml::from_str(&text).with_context(wrong)?)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(wrong),
-        }
-    }
-
-    fn chosen(self, path: &Path) -> anyhow::Result<Option<Chosen>> {
-        let wrong = || Usage(format!("cannot use the context file {}", path.display()));
-        let text = self.coordinator.context("the file names no `coordinator`").with_context(wrong)?;
-        let named = Named::parse(&text).map_err(|error| anyhow!("coordinator `{text}`: {error}"));
-        let coordinator = match named.with_context(wrong)? {
-            Named::At(coordinator) => coordinator,
-            Named::Dev => return Ok(None),
+impl File {
+    /// The cluster that the file names; `None` if there is no file at the usual place, or if the file names `dev`.
+    fn chosen(self) -> anyhow::Result<Option<Chosen>> {
+        let of = if self.is_named { "LARDER_CONTEXT: " } else { "" };
+        let wrong = || Usage(format!("{of}cannot use the context file {}", self.path.display()));
+        let text = match fs::read_to_string(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound && !self.is_named => return Ok(None),
+            text => text.with_context(wrong)?,
         };
+        toml::from_str(&text).map_err(anyhow::Error::from).and_then(ContextFile::chosen).with_context(wrong)
+    }
+}
+
+impl ContextFile {
+    fn chosen(self) -> anyhow::Result<Option<Chosen>> {
+        let text = self.coordinator.context("the file names no `coordinator`")?;
+        let named = Named::parse(&text).map_err(|error| anyhow!("coordinator `{text}`: {error}"))?;
+        let Named::At(coordinator) = named else { return Ok(None) };
         let admin = match (self.ca, self.certificate, self.key) {
             (Some(ca), Some(certificate), Some(key)) => Some(CredentialFiles { ca, certificate, key }),
             (None, None, None) => None,
-            _ => {
-                return Err(anyhow!("`ca`, `certificate` and `key` go together: set all three, or none"))
-                    .with_context(wrong);
-            }
+            _ => bail!("`ca`, `certificate` and `key` go together: set all three, or none"),
         };
         Ok(Some(Chosen { coordinator, admin }))
     }
 }
 
 /// `$LARDER_CONTEXT`, or `larder/context.toml` in the user's folder of configurations.
-fn context_file() -> Option<PathBuf> {
+fn context_file() -> Option<File> {
     let set = |name| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
-    let usual = || {
-        let folder = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")));
-        Some(folder?.join("larder/context.toml"))
-    };
-    set("LARDER_CONTEXT").or_else(usual)
+    if let Some(path) = set("LARDER_CONTEXT") {
+        return Some(File { path, is_named: true });
+    }
+    let folder = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
+    Some(File { path: folder.join("larder/context.toml"), is_named: false })
 }
 
 /// Reads the coordinators that a user names, for a command that changes nothing.
@@ -141,6 +145,9 @@ fn newest_dev() -> anyhow::Result<Chosen> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt as _;
+    use std::path::Path;
+
     use super::*;
 
     fn named(argument: &str, environment: &str, file: &str) -> anyhow::Result<Option<Chosen>> {
@@ -150,7 +157,8 @@ mod tests {
             fs::write(&path, file).unwrap();
         }
         let coordinator = (!argument.is_empty()).then(|| Named::parse(argument).unwrap());
-        ClusterArg { coordinator }.named(Some(environment), Some(&path))
+        let file = File { path, is_named: false };
+        ClusterArg { coordinator }.named(Some(environment.into()), Some(file))
     }
 
     fn coordinator(argument: &str, environment: &str, file: &str) -> Option<String> {
@@ -188,5 +196,19 @@ mod tests {
             let error = named("", environment, file).unwrap_err();
             assert!(format!("{error:#}").contains(part) && error.is::<Usage>(), "{error:#}");
         }
+    }
+
+    #[test]
+    fn a_variable_that_cannot_be_used_is_named_and_never_passed_over() {
+        let missing = || Some(File { path: "/nowhere/context.toml".into(), is_named: true });
+        let environment = OsString::from_vec(vec![b'a', 0xff]);
+        for (environment, file, variable) in
+            [(None, missing(), "LARDER_CONTEXT: "), (Some(environment), None, "LARDER_COORDINATOR: ")]
+        {
+            let error = ClusterArg::default().named(environment, file).unwrap_err();
+            assert!(format!("{error:#}").starts_with(variable) && error.is::<Usage>(), "{error:#}");
+        }
+        let argument = ClusterArg { coordinator: Some(Named::parse("a").unwrap()) };
+        assert!(argument.named(None, missing()).is_ok(), "the file is not needed");
     }
 }

@@ -188,8 +188,7 @@ pub(crate) async fn comes_back(
     loop {
         if now() - started > within {
             bail!(
-                "{} did not come back within {} s: does its supervisor start it again? `larder restart` goes on from the others",
-                before.name,
+                "it did not come back within {} s: does its supervisor start it again? `larder restart` goes on from the others",
                 within.as_secs()
             );
         }

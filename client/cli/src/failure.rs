@@ -18,8 +18,17 @@ pub(crate) struct Usage(pub(crate) String);
 
 /// Prints the error for people, and returns the status for the shell.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
-    eprintln!("error: {error:#}");
+    eprintln!("error: {}", text(error));
     ExitCode::from(exit_status(error))
+}
+
+/// The error and its causes. An error that names its cause itself is not followed by this cause again.
+fn text(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.contains(&cause) {
+        true => text,
+        false if text.is_empty() => cause,
+        false => text + ": " + &cause,
+    })
 }
 
 fn exit_status(error: &anyhow::Error) -> u8 {
@@ -39,5 +48,12 @@ mod tests {
         assert_eq!(exit_status(&marked), USAGE);
         assert_eq!(format!("{marked:#}"), "replay: cannot read x: line 3: no");
         assert_eq!(exit_status(&fails().unwrap_err()), FAILED);
+    }
+
+    #[test]
+    fn a_cause_that_its_error_names_is_not_said_again() {
+        let causes = |first: &str| anyhow!("no such file").context(first.to_owned()).context("replay");
+        assert_eq!(text(&causes("cannot read x: no such file")), "replay: cannot read x: no such file");
+        assert_eq!(text(&causes("cannot read x")), "replay: cannot read x: no such file");
     }
 }

@@ -1,14 +1,25 @@
 //! Results on standard output.
 
+use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
+use std::path::Path;
 
+use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
+
+use crate::failure::Usage;
 
 /// Prints a text and ends its line. A reader that has gone away (`larder ... | head`) is no error.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     closed_pipe_is_fine(writeln!(stdout, "{}", text.trim_end_matches('\n')).and_then(|()| stdout.flush()))
+}
+
+/// Checks before long work that the file for its result, which `option` names, can be written. Leaves an existing file as it is.
+pub(crate) fn check_writable(path: &Path, option: &str) -> anyhow::Result<()> {
+    let wrong = || Usage(format!("cannot write {}; name another file with {option}", path.display()));
+    OpenOptions::new().create(true).append(true).open(path).map(drop).with_context(wrong)
 }
 
 /// Prints one line of many, and returns whether the reader is still there.

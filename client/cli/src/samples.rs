@@ -35,6 +35,11 @@ impl Samples {
         all
     }
 
+    /// The kind of the server: `node` or `coordinator`; `None` if it is no server of Larder.
+    pub(crate) fn role(&self) -> Option<&str> {
+        self.0.get("larder_build_info")?.first()?.labels.get("role").map(String::as_str)
+    }
+
     /// The samples of one metric.
     pub(crate) fn of(&self, metric: &Metric) -> Vec<Sample> {
         let get = |name: &str| self.0.get(name).map(Vec::as_slice).unwrap_or_default();

@@ -186,6 +186,20 @@ impl Survey {
         }
         troubles
     }
+
+    /// One word: `healthy`, `degraded` if something is wrong but a node serves, or `down`.
+    pub(crate) fn health(&self, troubles: &[String]) -> &'static str {
+        let serves = self.nodes.iter().any(|node| matches!(node.state(), "alive" | "suspect"));
+        let is_new = |(_, coordinator): &(_, CoordinatorStatus)| {
+            coordinator.nodes.is_empty() && coordinator.lost.is_empty()
+        };
+        let is_expected = !self.coordinator.as_ref().is_some_and(is_new);
+        match (is_expected && !serves, troubles.is_empty()) {
+            (true, _) => "down",
+            (false, false) => "degraded",
+            (false, true) => "healthy",
+        }
+    }
 }
 
 impl Survey {

@@ -86,6 +86,36 @@ fn what_makes_no_sense_ends_with_status_2_and_says_what_would() {
     let (status, text) = refusal(&["--log", "=", "status"]);
     assert_eq!(status, Some(2));
     assert!(text.contains("no log filter"), "{text}");
+
+    let (status, text) = refusal(&["bench", "--load", "--svg", "/nowhere/load.svg"]);
+    assert_eq!(status, Some(2));
+    assert!(text.contains("cannot write /nowhere/load.svg; name another file with --svg"), "{text}");
+}
+
+#[test]
+fn a_command_that_needs_one_of_two_choices_names_both() {
+    for (args, choices) in [
+        (&["purge"][..], "<--tenant <NAME>|--namespace-id <FINGERPRINT>>"),
+        (&["restart"], "<NODE|--rolling>"),
+        (&["purge", "--tenant", "a", "--namespace-id", "abababababababab"], "cannot be used with"),
+        (&["purge", "--namespace-id", "abab"], "a namespace's fingerprint has 16 to 64 hexadecimal digits"),
+    ] {
+        let (status, text) = refusal(args);
+        assert!(status == Some(2) && text.contains(choices), "{args:?}: {text}");
+    }
+}
+
+#[test]
+fn a_context_that_is_named_and_missing_is_an_error() {
+    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
+        .args(["purge", "--tenant", "default"])
+        .env("LARDER_CONTEXT", "/nowhere/context.toml")
+        .env_remove("LARDER_COORDINATOR")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.starts_with("error: LARDER_CONTEXT: cannot use the context file /nowhere/"), "{text}");
 }
 
 #[test]
@@ -103,6 +133,12 @@ fn a_server_that_does_not_answer_ends_with_status_1() {
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("silent") && text.contains("no answer from http://127.0.0.1:9/status"), "{text}");
+    let output = larder(&["status", "--node", "127.0.0.1:9", "--json"]);
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["health"], "down", "as `larder health` says");
+    let output = larder(&["top", "--once", "--node", "127.0.0.1:9", "--interval", "1ms"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("no node answers"));
     let (status, text) = refusal(&["status", "--coordinator", "127.0.0.1:9"]);
     assert!(status == Some(1) && text.contains("no answer from http://127.0.0.1:9/status"), "{text}");
 }

@@ -77,6 +77,52 @@ fn where_says_what_the_directory_knows_of_a_prompt() {
 }
 
 #[test]
+fn a_servers_reason_for_a_refusal_reaches_the_user() {
+    let played = played();
+    let many: Vec<String> = (0..8_193).map(|block: u32| block.to_string()).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let address = played.ready["nodes"][0]["http"].as_str().unwrap();
+    let coordinator = played.coordinator();
+    for (args, reason) in [
+        (&[&["where"], &many[..]].concat()[..], "a prompt has at most 8192 chunks".to_owned()),
+        (&["explain", "--tenant", "nosuch"], "this node serves no such tenant".to_owned()),
+        (&["metrics", "--node", coordinator], format!("ask it by --coordinator {coordinator}")),
+        (&["metrics", "--coordinator", address], format!("ask it by --node {address}")),
+        (
+            &["purge", "--namespace-id", "0123456789abcdef"],
+            "no node has a namespace `0123456789abcdef`".into(),
+        ),
+    ] {
+        let output = played.run(args);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(&reason), "{}: {said}", args[0]);
+        assert!(!said.contains("not answer"), "{said}");
+    }
+    let of_coordinator = |named: &str| {
+        let metrics = played.json(&["metrics", "--coordinator", named]);
+        let metrics = metrics.as_array().unwrap();
+        assert!(metrics.iter().any(|metric| !metric["samples"].as_array().unwrap().is_empty()), "{named}");
+    };
+    of_coordinator("dev");
+    of_coordinator(&format!("127.0.0.1:9,{coordinator}"));
+}
+
+#[test]
+fn the_console_refuses_to_purge_a_tenant_that_no_node_has() {
+    let played = played();
+    let token = played.ready["console"].as_str().unwrap().rsplit_once('=').unwrap().1;
+    let purge = |tenant: &str| {
+        let body = format!(r#"{{"action": "purge", "tenant": "{tenant}", "hashes": [], "dry_run": true}}"#);
+        let url = format!("http://{}/console/change", played.coordinator());
+        let request = ureq::post(url).header("Authorization", format!("Bearer {token}"));
+        let mut answer = request.config().http_status_as_error(false).build().send(body).unwrap();
+        (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
+    };
+    assert_eq!(purge("defaults"), (400, "no node has a tenant `defaults`\n".to_owned()));
+    assert_eq!(purge("default").0, 200);
+}
+
+#[test]
 fn lists_and_events_show_what_nodes_hold_as_lines_for_scripts() {
     let played = played();
     let text = |args: &[&str]| {

@@ -326,6 +326,8 @@ fn a_field_that_a_config_lacks_can_be_given() {
             .contains("has no `num_hidden_layers`: pass --set num_hidden_layers=VALUE")
     );
     assert!(larder(&["size", &config, "--set", "num_hidden_layers=2"]).status.success());
+    let text = refusal(&["size", &config, "--set", "num_hidden_layers=2", "--set", "typo=1"]);
+    assert!(text.contains("--set typo: the size of this model does not depend on this field"), "{text}");
     let text = refusal(&["size", &file(dir.path(), "text", "hello")]);
     assert!(text.contains("is not a model's config.json"), "{text}");
 }

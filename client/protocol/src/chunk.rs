@@ -112,6 +112,12 @@ pub enum ParseHashError {
         /// Bytes found.
         found: usize,
     },
+    /// A namespace's name has fewer than 16 or more than 64 characters.
+    #[error("a namespace's fingerprint has 16 to 64 hexadecimal digits, this has {found} characters")]
+    NamespaceLength {
+        /// Bytes found.
+        found: usize,
+    },
     /// A character that is no hexadecimal digit.
     #[error("`{found}` is not a hexadecimal digit")]
     Digit {

@@ -128,12 +128,12 @@ impl FromStr for NamespaceName {
     type Err = ParseHashError;
 
     fn from_str(text: &str) -> Result<Self, ParseHashError> {
+        if !(16..=64).contains(&text.len()) {
+            return Err(ParseHashError::NamespaceLength { found: text.len() });
+        }
         // Digits beyond the first 16 are checked and ignored.
         let whole: ChunkHash = format!("{text:0<64}").parse()?;
-        match text.len() {
-            16.. => Ok(Self(std::array::from_fn(|at| whole.0[at]))),
-            found => Err(ParseHashError::Length { found }),
-        }
+        Ok(Self(std::array::from_fn(|at| whole.0[at])))
     }
 }
 

@@ -41,7 +41,7 @@ pub enum SessionError {
         retry_after: Duration,
     },
     /// The node refused; nothing was done, and asking again will not help.
-    #[error("the node refused: {} ({:?})", .0.message, .0.code)]
+    #[error("the node refused: {}", .0.message)]
     Refused(Refusal),
     /// The chain is impossible, so it was not sent.
     #[error(transparent)]

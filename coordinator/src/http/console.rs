@@ -132,6 +132,12 @@ enum Change {
     },
 }
 
+/// A tenant in a node's list.
+#[derive(Deserialize)]
+struct NamedTenant {
+    tenant: String,
+}
+
 impl Change {
     /// The node and the request that it stands for.
     fn wanted(self) -> Result<(Option<String>, Wanted), String> {
@@ -265,6 +271,11 @@ pub(super) async fn change(
         change.wanted().map_err(|error| format!("{error}\n"))
     };
     let (node, wanted) = body.understand(move |bytes| read(&bytes)).await?;
+    if let Wanted::Purge(PurgeScope::Tenant(tenant), _) = &wanted
+        && let Some(unknown) = is_unknown(&state, tenant).await
+    {
+        return Ok(unknown);
+    }
     tracing::info!(%wanted, node, "the console's admin asks for a change");
     ask(&state, wanted, node).await
 }
@@ -275,20 +286,37 @@ pub(super) fn refuse_strangers(state: &HttpState, request: &HttpRequest) -> Opti
     may_read(request.headers(), is_near, &state.console_tokens).err().map(Refused::answer)
 }
 
+/// The refusal of a purge of a tenant that no node has: a wrong name would look like a purge that found nothing. `None` if a node
+/// has the tenant, or does not say so.
+async fn is_unknown(state: &HttpState, tenant: &str) -> Option<HttpResponse> {
+    let tenants = Show { path: "/tenants".to_owned(), body: Vec::new() };
+    let shown = gather(state, Wanted::Answer(PeerRequest::Show(tenants)), None).await.ok()?;
+    let has = |one: &Shown| -> Option<bool> {
+        let tenants: Vec<NamedTenant> = serde_json::from_slice(one.said.as_ref().ok()?).ok()?;
+        Some(tenants.iter().any(|known| known.tenant == tenant))
+    };
+    let is_unknown = !shown.is_empty() && shown.iter().all(|one| has(one) == Some(false));
+    is_unknown.then(|| HttpResponse::BadRequest().body(format!("no node has a tenant `{tenant}`\n")))
+}
+
 async fn ask(state: &HttpState, wanted: Wanted, node: Option<String>) -> actix_web::Result<HttpResponse> {
-    let (answer, answered) = oneshot::channel();
-    if state.gathers.try_send(NodeQuery { wanted, node, answer }).is_err() {
-        return Ok(HttpResponse::ServiceUnavailable()
-            .body("the coordinator has too many requests at a time: ask again in a moment\n"));
-    }
-    let Ok(shown) = answered.await else {
-        return Ok(HttpResponse::ServiceUnavailable()
-            .body("the coordinator cannot ask the nodes: is an admin configured?\n"));
+    let shown = match gather(state, wanted, node).await {
+        Ok(shown) => shown,
+        Err(why) => return Ok(HttpResponse::ServiceUnavailable().body(why)),
     };
     let json = tokio::task::spawn_blocking(move || json_of(&shown)).await;
     let mut response = in_pieces("application/json", json.unwrap_or_default());
     harden(response.headers_mut());
     Ok(response)
+}
+
+/// The nodes' answers; an error if they cannot be asked.
+async fn gather(state: &HttpState, wanted: Wanted, node: Option<String>) -> Result<Vec<Shown>, &'static str> {
+    let (answer, answered) = oneshot::channel();
+    if state.gathers.try_send(NodeQuery { wanted, node, answer }).is_err() {
+        return Err("the coordinator has too many requests at a time: ask again in a moment\n");
+    }
+    answered.await.map_err(|_| "the coordinator cannot ask the nodes: is an admin configured?\n")
 }
 
 impl Refused {

@@ -47,8 +47,13 @@ pub enum ConfigError {
     #[error("[object] endpoint `{0}` is not encrypted: use https, or set object.allow_http = true")]
     ObjectHttp(String),
     /// The eviction policy does not exist.
-    #[error("[host] policy: {0}")]
-    Policy(#[from] UnknownPolicy),
+    #[error("{key}: {unknown}")]
+    Policy {
+        /// The key.
+        key: &'static str,
+        /// The name found, and the policies that exist.
+        unknown: UnknownPolicy,
+    },
     /// The node has no name.
     #[error("the node has no name: set `name`")]
     NoName,

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder_core::DeviceLimits;
+use larder_core::store::policy::PolicyName;
 use larder_core::store::{DiskStoreLimits, ObjectStoreLimits, PeerStoreLimits, StoreLimits};
 use larder_net::quic::CredentialFiles;
 use larder_net::trace::Sampler;
@@ -200,7 +201,7 @@ impl Config {
                 orders: DEVICE_ORDERS,
                 copy_deadline_ms: DEVICE_COPY_DEADLINE_MS,
                 tier_bytes: self.gpu.device_bytes.0,
-                tier_policy: self.gpu.policy.parse()?,
+                tier_policy: policy("[gpu] policy", &self.gpu.policy)?,
             };
             Ok(ActorLimits { pci, numa_node, cpus, interface, arena, copy, device, store, disk })
         };
@@ -228,7 +229,7 @@ impl Config {
             capacity_chunks,
             high_watermark_bytes: fraction(bytes, self.host.high_watermark),
             low_watermark_bytes: fraction(bytes, self.host.low_watermark),
-            policy: self.host.policy.parse()?,
+            policy: policy("[host] policy", &self.host.policy)?,
             recompute_doubles_at: self.host.recompute_doubles_at,
             age_speed: self.host.age_speed,
             reservation_ttl_ms: self.session.reservation_ttl_ms,
@@ -512,6 +513,10 @@ fn object_limits(object: &ObjectConfig, actors: &[ActorLimits]) -> Result<Object
 
 fn nonzero(key: &'static str, number: u64) -> Result<(), ConfigError> {
     if number == 0 { Err(ConfigError::Zero(key)) } else { Ok(()) }
+}
+
+fn policy(key: &'static str, name: &str) -> Result<PolicyName, ConfigError> {
+    name.parse().map_err(|unknown| ConfigError::Policy { key, unknown })
 }
 
 fn up_to(key: &'static str, number: u64, most: u64) -> Result<(), ConfigError> {

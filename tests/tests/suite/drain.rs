@@ -1,14 +1,14 @@
 //! Nodes that drain: their warm chunks go to other nodes, and they leave or come back.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use larder_tests::cluster::{Cluster, issue_admin};
 use larder_tests::content::prompt;
 use larder_tests::replay::{Replay, write_generated};
 use larder_tests::wait;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{Engine, LARDER};
@@ -21,14 +21,18 @@ pub(super) fn admin(cluster: &Cluster, arguments: &[&str]) -> (Option<i32>, Valu
 }
 
 fn ask(cluster: &Cluster, name: &str, arguments: &[&str]) -> Output {
+    command(cluster, name, arguments).output().unwrap()
+}
+
+fn command(cluster: &Cluster, name: &str, arguments: &[&str]) -> Command {
     let file = |ending: &str| cluster.dir().join(ending).display().to_string();
-    Command::new(LARDER)
+    let mut command = Command::new(LARDER);
+    command
         .args(arguments)
         .args(["--json", "--coordinator", cluster.coordinator_http()])
         .args(["--ca", &file("ca.pem"), "--certificate", &file(&format!("{name}.pem"))])
-        .args(["--key", &file(&format!("{name}.key"))])
-        .output()
-        .unwrap()
+        .args(["--key", &file(&format!("{name}.key"))]);
+    command
 }
 
 pub(super) fn cluster(nodes: usize, more: &str) -> Cluster {
@@ -80,10 +84,11 @@ fn a_node_that_restarts_ends_with_the_status_that_its_supervisor_waits_for() {
     let mut cluster = cluster(2, "");
     let hashes = prompt(b'a', 20);
     Engine::connect(&cluster.socket(1)).put(&hashes);
-    let (status, drained, _) = admin(&cluster, &["restart", "node-1", "--back-within", "1s"]);
+    let (status, drained, said) = admin(&cluster, &["restart", "node-1", "--back-within", "1s"]);
     assert_eq!(status, Some(1), "nobody starts it again here: {drained}");
     let reason = drained["nodes"][0]["reason"].as_str().unwrap();
     assert!(reason.contains("did not come back within 1 s"), "{reason}");
+    assert!(said.contains("node-1: it did not come back within 1 s"), "a table has no room for it: {said}");
     assert_eq!(cluster.wait_for_end_of_last_node().unwrap().code(), Some(75));
     // The takers announce the moved chunks a moment later.
     let other = Engine::connect(&cluster.socket(0));
@@ -118,6 +123,21 @@ fn a_draining_node_is_not_ready_keeps_nothing_new_and_goes_on_when_that_is_cance
     assert_eq!(engine.put(&prompt(b'c', 4)), 4);
     let (_, _, said) = admin(&cluster, &["drain", "node-1", "--cancel"]);
     assert!(said.contains("the node does not drain"), "{said}");
+}
+
+#[test]
+fn a_drain_goes_on_when_the_command_is_stopped_and_the_command_says_so() {
+    let cluster = cluster(2, "");
+    Engine::connect(&cluster.socket(1)).put(&prompt(b'a', 50));
+    let slowly = ["drain", "node-1", "--bytes-per-second", "1KiB", "--within", "10m"];
+    let drain = command(&cluster, "admin", &slowly).stderr(Stdio::piped()).spawn().unwrap();
+    wait::until("the coordinator knows", || (state(&cluster, "node-1")? == "draining").then_some(()));
+    kill_process(Pid::from_child(&drain), Signal::INT).unwrap();
+    let output = drain.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("goes on: `larder drain node-1 --watch`"), "{said}");
+    assert_eq!(admin(&cluster, &["drain", "node-1", "--cancel"]).0, Some(0), "it still drained");
 }
 
 #[test]

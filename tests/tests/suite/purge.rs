@@ -111,8 +111,9 @@ fn a_chunk_is_purged_with_all_that_continue_it() {
     let (status, purged, said) = admin(&cluster, &["purge", "--namespace-id", &namespace, "--chunk", &chunk]);
     assert_eq!((status, sum(&purged, "memory_chunks")), (Some(0), 8), "{purged} {said}");
     assert_eq!((engine.get(&hashes), engine.get(&prompt(b'b', 5))), (12, 5));
-    let (_, purged, _) = admin(&cluster, &["purge", "--namespace-id", "0123456789abcdef"]);
-    assert_eq!(sum(&purged, "memory_chunks"), 0, "nobody has that namespace");
+    let (status, purged, said) = admin(&cluster, &["purge", "--namespace-id", "0123456789abcdef"]);
+    assert_eq!((status, sum(&purged, "memory_chunks")), (Some(2), 0), "{said}");
+    assert!(said.contains("no node has a namespace `0123456789abcdef`"), "{said}");
 }
 
 #[test]

@@ -214,6 +214,9 @@ fn print_timeline(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Shows the current step on standard error, then prints the table and the knee.
 fn print_load(args: &Args) -> anyhow::Result<ExitCode> {
+    if let Some(file) = &args.svg {
+        output::check_writable(file, "--svg")?;
+    }
     let load = if args.quick { load::Load { steps: 3, step: QUICK_STEP, ..LOAD } } else { LOAD };
     let progress = ProgressBar::new_spinner();
     let steps = load::load(load, |step| {

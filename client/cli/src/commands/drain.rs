@@ -4,6 +4,7 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::anyhow;
 use larder_protocol::drain::{AfterDrain, DrainCommand, DrainStart};
 use serde::Serialize;
 
@@ -13,7 +14,7 @@ use crate::context::{Chosen, ClusterArg};
 use crate::drain::{self, Drained, clear, find, show};
 use crate::failure::FAILED;
 use crate::listing::{Cell, Format, FormatArgs, Listing, column, wide};
-use crate::values;
+use crate::{signals, values};
 
 /// Have a node move its warm chunks to the others, then leave the cluster and end
 ///
@@ -33,7 +34,7 @@ Examples:
   larder drain node-3 --json               One object with `nodes`: the numbers of chunks that moved and that did not
 
 `larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
-Exit status: 1 if the node refuses, dies, or does not leave.")]
+Exit status: 1 if the node refuses, dies, or does not leave, or if Ctrl-C ends the command: the drain itself goes on.")]
 pub(crate) struct Args {
     /// The node to drain
     #[arg(value_name = "NODE")]
@@ -101,8 +102,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             (_, true, _) => DrainCommand::Report,
             _ => start,
         };
-        drain::drain(&credentials, &coordinator, member, first, |report| show(shows, &member.name, report))
-            .await
+        let shown = |report: &_| show(shows, &member.name, report);
+        tokio::select! {
+            drained = drain::drain(&credentials, &coordinator, member, first, shown) => drained,
+            () = signals::stop()? => Err(goes_on(&member.name)),
+        }
     });
     if shows {
         clear();
@@ -113,13 +117,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
+/// The error of a command that somebody stopped.
+fn goes_on(name: &str) -> anyhow::Error {
+    anyhow!(
+        "stopped, but a drain that has begun goes on: `larder drain {name} --watch` watches it, and `larder drain {name} --cancel` \
+         cancels it"
+    )
+}
+
 impl Report {
-    /// Prints the report in the chosen format.
+    /// Prints the report in the chosen format, and the reasons of failures to standard error.
     ///
     /// # Errors
     /// Standard output cannot be written.
     pub(crate) fn print(&self, format: FormatArgs) -> anyhow::Result<()> {
-        Ok(format.print(self, |format| self.list().text(format))?)
+        format.print(self, |format| self.list().text(format))?;
+        for Drained { node, reason, .. } in &self.nodes {
+            if let Some(reason) = reason {
+                eprintln!("{node}: {reason}");
+            }
+        }
+        Ok(())
     }
 
     fn list(&self) -> Listing {

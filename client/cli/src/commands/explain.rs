@@ -116,7 +116,7 @@ struct ExplainQuestion {
     hashes: Vec<String>,
 }
 
-/// Answers of nodes, and the nodes without an answer.
+/// Answers of nodes, and why other nodes gave none.
 struct Answers<T> {
     came: Vec<T>,
     silent: Vec<String>,
@@ -358,12 +358,12 @@ fn ask_all<A, T>(
     let mut answers = Answers { came: Vec::new(), silent: Vec::new() };
     for node in nodes {
         let answer = match &node.said {
-            Ok(_) => ask(&node.http).map_err(|error| format!("{error:#}")),
-            Err(error) => Err(error.clone()),
+            Ok(_) => ask(&node.http).map_err(|error| format!("{}: {error:#}", node.name)),
+            Err(error) => Err(format!("{} does not answer: {error}", node.name)),
         };
         match answer {
             Ok(list) => answers.came.extend(list.into_iter().map(|one| make(&node.name, one))),
-            Err(error) => answers.silent.push(format!("{} does not answer: {error}", node.name)),
+            Err(error) => answers.silent.push(error),
         }
     }
     answers

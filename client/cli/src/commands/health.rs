@@ -2,11 +2,9 @@
 
 use std::process::ExitCode;
 
-use larder_coordinator::Status as CoordinatorStatus;
-
 use crate::failure::FAILED;
 use crate::output;
-use crate::survey::{Servers, Survey};
+use crate::survey::Servers;
 
 /// Print one word about a cluster or a node: healthy, degraded or down
 ///
@@ -32,7 +30,10 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (health, troubles) = match args.servers.targets()?.survey() {
-        Ok(survey) => (health(&survey), survey.troubles()),
+        Ok(survey) => {
+            let troubles = survey.troubles();
+            (survey.health(&troubles), troubles)
+        }
         Err(error) => ("down", vec![format!("{error:#}")]),
     };
     if args.json {
@@ -44,25 +45,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if health == "healthy" { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-fn health(survey: &Survey) -> &'static str {
-    let serves = survey.nodes.iter().any(|node| matches!(node.state(), "alive" | "suspect"));
-    let is_new = |(_, coordinator): &(_, CoordinatorStatus)| {
-        coordinator.nodes.is_empty() && coordinator.lost.is_empty()
-    };
-    let is_expected = !survey.coordinator.as_ref().is_some_and(is_new);
-    match (is_expected && !serves, survey.troubles().is_empty()) {
-        (true, _) => "down",
-        (false, false) => "degraded",
-        (false, true) => "healthy",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
-    use super::*;
-    use crate::survey::Surveyed;
+    use crate::survey::{Survey, Surveyed};
 
     fn node(ready: Option<bool>) -> Surveyed {
         let said = ready.ok_or_else(|| "no answer".to_owned()).map(|ready| {
@@ -73,7 +60,8 @@ mod tests {
     }
 
     fn of(nodes: Vec<Surveyed>) -> &'static str {
-        health(&Survey { coordinator: None, nodes })
+        let survey = Survey { coordinator: None, nodes };
+        survey.health(&survey.troubles())
     }
 
     #[test]

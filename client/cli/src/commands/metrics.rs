@@ -3,14 +3,16 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use larder_coordinator::COORDINATOR;
 use larder_net::metrics::{Kind, Label, Metric, Section, Values};
 use larder_node::metrics::table::NODE;
 use serde::Serialize;
 
-use crate::address::HostPort;
+use crate::address::{Coordinators, HostPort};
+use crate::cluster::first_answer;
 use crate::samples::{Sample, Samples};
-use crate::{http, output};
+use crate::{context, http, output};
 
 /// Show every metric of nodes and coordinator: meaning, unit, labels, and present values
 #[derive(Debug, clap::Args)]
@@ -26,9 +28,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR", value_parser = HostPort::of_node)]
     node: Option<HostPort>,
 
-    /// Show the present values of this coordinator
-    #[arg(long, value_name = "ADDR", value_parser = HostPort::of_coordinator, conflicts_with = "node")]
-    coordinator: Option<HostPort>,
+    /// Show the present values of this coordinator, or of the first that answers: addresses with commas between them, or `dev`
+    /// for the newest development cluster
+    #[arg(long, value_name = "ADDR", value_parser = context::coordinators, conflicts_with = "node")]
+    coordinator: Option<Coordinators>,
 
     /// Print JSON: an array with one object a metric
     #[arg(long)]
@@ -75,13 +78,17 @@ struct LabelRow {
 type Table = (&'static str, &'static [Section]);
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let asked = [("node", &args.node), ("coordinator", &args.coordinator)];
-    let asked = asked.into_iter().find_map(|(server, address)| Some((server, address.as_ref()?)));
-    let samples = asked.map(|(_, address)| http::get_text(address, "/metrics")).transpose()?;
-    let samples = samples.map(|text| Samples::parse(&text));
+    let (asked, samples) = match (&args.node, &args.coordinator) {
+        (Some(node), _) => (Some("node"), Some(ask("node", node)?)),
+        (None, Some(coordinators)) => {
+            let ask = |one: &HostPort| ask("coordinator", one);
+            (Some("coordinator"), Some(first_answer(coordinators.each(), ask)?))
+        }
+        (None, None) => (None, None),
+    };
     let tables: Vec<Table> = [("node", NODE), ("coordinator", COORDINATOR)]
         .into_iter()
-        .filter(|&(server, _)| asked.is_none_or(|(of, _)| of == server))
+        .filter(|&(server, _)| asked.is_none_or(|of| of == server))
         .collect();
     if args.json {
         output::print_json(&rows(&tables, samples.as_ref()))?;
@@ -91,6 +98,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         output::print(&text(&tables, samples.as_ref()))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The present values of a server.
+///
+/// # Errors
+/// The server does not answer, or is of another kind.
+fn ask(role: &str, address: &HostPort) -> anyhow::Result<Samples> {
+    let samples = Samples::parse(&http::get_text(address, "/metrics")?);
+    match samples.role() {
+        Some(found) if found == role => Ok(samples),
+        Some(found) => bail!("{address} is a {found}, not a {role}: ask it by --{found} {address}"),
+        None => bail!(http::not_larder(address)),
+    }
 }
 
 fn rows(tables: &[Table], samples: Option<&Samples>) -> Vec<MetricRow> {
@@ -207,6 +227,7 @@ mod tests {
         let at = lines.iter().position(|line| line.starts_with("larder_peer_silent")).unwrap();
         assert_eq!(lines[at + 2], "3");
         assert!(lines.contains(&r#"role="node" version="1"  1"#), "{text}");
+        assert_eq!(samples.role(), Some("node"));
         let json = serde_json::to_value(rows(&[("node", NODE)], Some(&samples))).unwrap();
         let silent = json.as_array().unwrap().iter().find(|row| row["name"] == "larder_peer_silent").unwrap();
         assert_eq!(silent["samples"][0]["value"], 3.0);

@@ -1,6 +1,6 @@
 //! `larder plan`: the hit rates of a trace by policy, capacity and number of nodes.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -180,7 +180,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let prices = args.prices(&workload)?;
     let report = args.report();
     if let Some(path) = report {
-        check_writable(path)?;
+        output::check_writable(path, "--out")?;
     }
     let outcomes = args.outcomes(&workload, &prices);
     if args.json {
@@ -309,12 +309,6 @@ impl Args {
             None => Some(Path::new("plan.html")),
         }
     }
-}
-
-/// Checks before the work that the report can be written. Leaves an existing report as it is.
-fn check_writable(path: &Path) -> anyhow::Result<()> {
-    let wrong = || Usage(format!("cannot write the report {}; name another file with --out", path.display()));
-    OpenOptions::new().create(true).append(true).open(path).map(drop).with_context(wrong)
 }
 
 /// The default prices and speeds.

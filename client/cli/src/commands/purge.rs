@@ -6,14 +6,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
+use clap::ArgGroup;
 use larder_coordinator::NodeStatus;
 use larder_net::quic::Credentials;
-use larder_node::TenantStatus;
+use larder_node::{NamespaceStatus, TenantStatus};
 use larder_protocol::ChunkHash;
 use larder_protocol::limits::MAX_CHAIN_CHUNKS;
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use larder_protocol::purge::{NamespaceName, PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, PurgeScope};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::admin::{AdminArgs, AdminLink};
 use crate::cluster::{ask_coordinator, chosen_members, lost_nodes};
@@ -31,7 +33,7 @@ use crate::{http, output};
 /// written over, but no start finds them again. A node that does not answer, or is lost, keeps its chunks: purge again when the
 /// node answers.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(group = ArgGroup::new("scope").args(["tenant", "namespace_id"]).required(true), after_help = "\
 Examples:
   larder purge --tenant chat --dry-run            Count a tenant's chunks, on every node
   larder purge --tenant chat                      Remove them, in the newest development cluster
@@ -43,15 +45,11 @@ Examples:
 
 A node knows the tenant's namespaces that engines have used since the node started, and those on disk; objects of others
 stay in the object store. `larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
-Exit status: 1 if a node refuses, does not answer, is lost, or could not remove all chunks.")]
+Exit status: 1 if a node refuses, does not answer, is lost, or could not remove all chunks; 2 after wrong arguments, or if no
+node has the tenant or the namespace.")]
 pub(crate) struct Args {
     /// All chunks of this tenant
-    #[arg(
-        long,
-        value_name = "NAME",
-        required_unless_present = "namespace_id",
-        conflicts_with = "namespace_id"
-    )]
+    #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 
     /// All chunks of this namespace: its fingerprint, or the first 16 digits of it
@@ -137,6 +135,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             status = ExitCode::from(FAILED);
         }
     }
+    let is_nothing =
+        |node: &NodeReport| node.error.is_none() && node.memory_chunks + node.disk_chunks + node.objects == 0;
+    if let Some(name) = args.namespace_id
+        && report.nodes.iter().all(is_nothing)
+    {
+        check_namespace(name, &members)?;
+    }
     Ok(status)
 }
 
@@ -159,18 +164,40 @@ impl Args {
 /// # Errors
 /// All members answer, and none has the tenant.
 fn check_tenant(tenant: &str, members: &[NodeStatus]) -> anyhow::Result<()> {
-    let mut names = BTreeSet::new();
-    for member in members {
-        let Ok(tenants) = http::get_json::<Vec<TenantStatus>>(&member.http, "/tenants") else {
-            return Ok(());
-        };
-        names.extend(tenants.into_iter().map(|status| status.tenant));
-    }
-    if members.is_empty() || names.contains(tenant) {
+    let names = listed(members, "/tenants", |status: TenantStatus| status.tenant);
+    let Some(names) = names.filter(|names| !members.is_empty() && !names.contains(tenant)) else {
         return Ok(());
-    }
+    };
     let names: Vec<String> = names.into_iter().collect();
     Err(Usage(format!("no node has a tenant `{tenant}`; the tenants are: {}", names.join(", "))).into())
+}
+
+/// As [`check_tenant`], for a namespace in which nothing was found. A disk may have chunks of a namespace that no list shows, so
+/// this comes after the purge.
+///
+/// # Errors
+/// All members answer, and none has the namespace.
+fn check_namespace(name: NamespaceName, members: &[NodeStatus]) -> anyhow::Result<()> {
+    let names = listed(members, "/namespaces", |status: NamespaceStatus| status.fingerprint);
+    let is_it = |fingerprint: &String| fingerprint.parse() == Ok(name);
+    if members.is_empty() || names.is_none_or(|names| names.iter().any(is_it)) {
+        return Ok(());
+    }
+    let advice = "`larder list namespaces -o wide` shows the namespaces in use";
+    Err(Usage(format!("no node has a namespace `{name}`: {advice}")).into())
+}
+
+/// The names in a list of every member; `None` if a member does not answer.
+fn listed<T: DeserializeOwned>(
+    members: &[NodeStatus],
+    path: &str,
+    name: fn(T) -> String,
+) -> Option<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    for member in members {
+        names.extend(http::get_json::<Vec<T>>(&member.http, path).ok()?.into_iter().map(name));
+    }
+    Some(names)
 }
 
 /// Purges all nodes, and ends the purge at each when all are done.

@@ -1,8 +1,11 @@
 //! `larder restart`: has nodes drain and come back, one after the other.
 
+use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
+
+use clap::ArgGroup;
 
 use crate::admin::AdminArgs;
 use crate::cluster::ask_coordinator;
@@ -21,7 +24,7 @@ use crate::values;
 /// `larder dev` do. The next node follows when this node is a member again and ready. If a node does not leave or does not come
 /// back, the command ends and leaves the following nodes alone.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(group = ArgGroup::new("which").args(["nodes", "rolling"]).required(true), after_help = "\
 Examples:
   larder restart --rolling                 Every node of the newest development cluster
   larder restart node-3 node-4 --within 5m --coordinator 10.0.0.10:7600 \\
@@ -31,7 +34,7 @@ Examples:
 Exit status: 1 if a node refuses, dies, or does not come back.")]
 pub(crate) struct Args {
     /// The nodes to restart, in this order
-    #[arg(value_name = "NODE", required_unless_present = "rolling", conflicts_with = "rolling")]
+    #[arg(value_name = "NODE")]
     nodes: Vec<String>,
 
     /// Restart every node of the cluster
@@ -65,7 +68,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (_, status) = ask_coordinator(&coordinator)?;
     let mut names: Vec<String> = status.nodes.iter().map(|node| node.name.clone()).collect();
     if !args.rolling {
-        names = args.nodes.clone();
+        names = once_each(&args.nodes);
     }
     for name in &names {
         find(&status.nodes, name)?;
@@ -90,4 +93,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let is_well = nodes.len() == names.len() && nodes.iter().all(Drained::is_well);
     Report { nodes }.print(args.format)?;
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+/// The names in their order, without repetitions.
+fn once_each(names: &[String]) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    names.iter().filter(|&name| seen.insert(name)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_is_named_twice_is_restarted_once() {
+        assert_eq!(once_each(&["b", "a", "b"].map(str::to_owned)), ["b", "a"]);
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use larder_protocol::limits::MAX_CHUNK_TOKENS;
 use serde_json::Value;
 
@@ -100,6 +100,9 @@ impl Args {
             chunk_tokens: self.chunk_tokens,
         };
         let footprint = Footprint::of(&config, deployment)?;
+        if let Some((field, _)) = self.fields.iter().find(|(field, _)| !config.is_read(field)) {
+            bail!("--set {field}: the size of this model does not depend on this field");
+        }
         let measured = self.bench.as_ref().map(|file| {
             MeasuredSpeeds::read(file).with_context(|| format!("cannot read {}", file.display()))
         });

@@ -27,7 +27,7 @@ Examples:
 JSON is one object: `health`, `troubles`, and the servers' own answers in `coordinator` and `nodes`. A node that does not answer
 has `name`, `http` and `error` instead.
 
-Exit status: 0 if all is well; 1 if something is wrong (`degraded`), or nobody answers; 2 after wrong arguments.")]
+Exit status: 0 if all is well; 1 if something is wrong (`degraded`), or no node serves (`down`); 2 after wrong arguments.")]
 pub(crate) struct Args {
     #[command(flatten)]
     servers: Servers,
@@ -39,10 +39,11 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let survey = args.servers.targets()?.survey()?;
     let troubles = survey.troubles();
+    let health = survey.health(&troubles);
     let format = args.format.format();
     match format {
         Format::Json => output::print_json(&json!({
-            "health": health(&troubles),
+            "health": health,
             "troubles": troubles,
             "coordinator": survey.coordinator.as_ref().map(|(words, _)| words),
             "nodes": survey.nodes.iter().map(Surveyed::json).collect::<Vec<_>>(),
@@ -50,11 +51,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Format::Tsv => output::print(&nodes(&survey).text(format))?,
         Format::Table | Format::Wide => output::print(&text(&survey, &troubles, format))?,
     }
-    Ok(if troubles.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
-}
-
-fn health(troubles: &[String]) -> &'static str {
-    if troubles.is_empty() { "healthy" } else { "degraded" }
+    Ok(if health == "healthy" { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
 fn text(survey: &Survey, troubles: &[String], format: Format) -> String {
@@ -74,8 +71,10 @@ fn text(survey: &Survey, troubles: &[String], format: Format) -> String {
     if let Some(upgrading) = survey.upgrading() {
         text += &format!("\n{upgrading}\n");
     }
+    let health = survey.health(troubles);
     let troubles: String = troubles.iter().map(|trouble| format!("\n  {trouble}")).collect();
-    format!("{text}\n{}{troubles}", if troubles.is_empty() { "healthy" } else { "degraded:" })
+    let colon = if troubles.is_empty() { "" } else { ":" };
+    format!("{text}\n{health}{colon}{troubles}")
 }
 
 /// A row for each actor, for each node without one, and for each lost node.
@@ -313,7 +312,8 @@ mod tests {
         let survey = Survey { coordinator: None, nodes: vec![silent] };
         let text = text(&survey, &survey.troubles(), Format::Table);
         assert!(
-            text.contains("silent") && text.contains("node-1 does not answer: connection refused"),
+            text.contains("silent")
+                && text.ends_with("\ndown:\n  node-1 does not answer: connection refused"),
             "{text}"
         );
         assert_eq!(survey.nodes[0].json()["error"], "connection refused");

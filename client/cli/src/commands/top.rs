@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::failure::FAILED;
 use crate::survey::{Servers, Targets};
 use crate::top::render::{Look, Sort, render};
 use crate::top::sample::Sample;
@@ -25,7 +26,9 @@ Examples:
   larder top                                   The cluster of the context, or the newest development cluster
   larder top --coordinator 10.0.0.10:7600 --sort hit
   larder top --node 127.0.0.1:9440 --once      One interval, as text
-  larder top --json --interval 10s             One interval, as one JSON object with `seconds`, `total` and `nodes`")]
+  larder top --json --interval 10s             One interval, as one JSON object with `seconds`, `total` and `nodes`
+
+Exit status: 1 if the coordinator, or every node, does not answer.")]
 pub(crate) struct Args {
     #[command(flatten)]
     servers: Servers,
@@ -51,6 +54,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let targets = args.servers.targets()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let look = Look::by(args.sort, false);
+    let mut status = ExitCode::SUCCESS;
     if args.json || args.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let view = runtime.block_on(once(&targets, args.interval))?;
         if args.json {
@@ -59,12 +63,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let text = render(&view, look, usize::MAX, usize::MAX);
             output::print(text.rsplit_once('\n').map_or(&*text, |(without_keys, _)| without_keys))?;
         }
+        if !view.nodes.is_empty() && view.nodes.iter().all(|node| node.numbers.is_none()) {
+            eprintln!("no node answers: `larder status` says why");
+            status = ExitCode::from(FAILED);
+        }
     } else {
         runtime.block_on(watch(&targets, args.interval, look))?;
     }
     // Does not wait for a sample that is under way.
     runtime.shutdown_background();
-    Ok(ExitCode::SUCCESS)
+    Ok(status)
 }
 
 async fn once(targets: &Targets, interval: Duration) -> anyhow::Result<View> {

@@ -21,15 +21,14 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
 fn socket(tenant: &TenantConfig) -> Finding {
     const CHECK: &str = "socket";
     let TenantConfig { name, socket, .. } = tenant;
-    let (path, folder) = (socket.display(), socket.parent().unwrap_or(Path::new("/")));
+    let path = socket.display();
     if let Err(NotASocket { what, .. }) = check_socket_path(socket) {
         let found = format!("{path} of tenant {name} is {what}, not a socket: the node will not start");
         return problem(CHECK, found, "name another path, or move the file away");
     }
     // The node makes missing folders.
-    let Some(there) = folder.ancestors().find(|folder| folder.exists()) else {
-        return problem(CHECK, format!("{path} of tenant {name} has no folder"), "give an absolute path");
-    };
+    let whole = std::path::absolute(socket).unwrap_or_else(|_| socket.clone());
+    let there = whole.ancestors().skip(1).find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     let shown = there.display();
     match std::fs::metadata(there) {
         Ok(metadata) if !metadata.is_dir() => {

@@ -41,6 +41,12 @@ fn on_a_sane_machine_nothing_is_found() {
 }
 
 #[test]
+fn a_socket_may_be_named_relative_to_the_folder_where_the_node_starts() {
+    assert_eq!(find(|m| m.set_socket("a.sock")), []);
+    assert_eq!(find(|m| m.set_socket("missing/a.sock")), []);
+}
+
+#[test]
 fn faults_of_memory_are_found() {
     each_is_found(&[
         (|m| m.huge_pages(0), ("huge pages", Level::Warning, "0 B of the arena's 1.0 GiB")),

@@ -1,5 +1,7 @@
 //! A model's `config.json`, of any family.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -10,6 +12,8 @@ pub struct ModelConfig {
     fields: Map<String, Value>,
     /// The outermost object: some fields are only there.
     outer: Map<String, Value>,
+    /// The fields that were asked for.
+    read: RefCell<BTreeSet<String>>,
 }
 
 /// Why a model's size cannot be computed.
@@ -136,7 +140,7 @@ impl ModelConfig {
         while let Some(Value::Object(inner)) = NESTED.iter().find_map(|&name| fields.get(name)) {
             fields = inner.clone();
         }
-        Ok(Self { fields, outer })
+        Ok(Self { fields, outer, read: RefCell::default() })
     }
 
     /// Replaces a field's value, or adds the field.
@@ -147,8 +151,15 @@ impl ModelConfig {
     /// A field of the language model, else of the outermost object; `None` if it is absent or `null`.
     #[must_use]
     pub fn get(&self, field: &str) -> Option<&Value> {
+        self.read.borrow_mut().insert(field.to_owned());
         let known = |value: &&Value| !value.is_null();
         self.fields.get(field).filter(known).or_else(|| self.outer.get(field).filter(known))
+    }
+
+    /// Whether the field was asked for.
+    #[must_use]
+    pub fn is_read(&self, field: &str) -> bool {
+        self.read.borrow().contains(field)
     }
 
     /// A text.

@@ -391,6 +391,9 @@ mod tests {
         assert_eq!(read(&[&text.concat()], Some("b")).unwrap().requests().len(), 2);
         let error = read(&[&text.concat()], Some("c")).unwrap_err().to_string();
         assert_eq!(error, "no lookup has the namespace c; the log has: a, b");
+        let trace = "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1]}\n";
+        let error = read(&[trace], Some("c")).unwrap_err().to_string();
+        assert_eq!(error, "no lookup has the namespace c; no line names one");
     }
 
     #[test]

@@ -157,13 +157,19 @@ pub enum TraceError {
     #[error("the trace is empty")]
     Empty,
     /// The trace has no request of the given namespace.
-    #[error("no lookup has the namespace {wanted}; the log has: {}", known.join(", "))]
+    #[error("no lookup has the namespace {wanted}; {}", shown(known))]
     NoSuchNamespace {
         /// The namespace.
         wanted: String,
         /// The namespaces found.
         known: Vec<String>,
     },
+}
+
+/// The namespaces of a log, in words.
+fn shown(known: &[String]) -> String {
+    let named: Vec<&str> = known.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
+    if named.is_empty() { "no line names one".into() } else { format!("the log has: {}", named.join(", ")) }
 }
 
 /// A block before another one, in words.

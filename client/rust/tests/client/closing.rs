@@ -68,7 +68,7 @@ fn busy_and_refused_leave_the_session_usable() {
         matches!(busy, Err(SessionError::Busy { what: Scarce::Claims, retry_after }) if retry_after == later)
     );
     let refused = session.unpin(1).wait().unwrap_err();
-    assert_eq!(refused.to_string(), "the node refused: there is no such pin (Unknown)");
+    assert_eq!(refused.to_string(), "the node refused: there is no such pin");
     session.unpin(2).wait().unwrap();
     node.join().unwrap();
 }

@@ -131,6 +131,8 @@ fn impossible_settings_are_refused_with_the_remedy() {
     let long = format!("tenants = [{{ name = 'a', socket = '/{}' }}]", "x".repeat(107));
     let cases = [
         ("name = ''", "the node has no name: set `name`"),
+        ("host = { policy = 'lfru' }", "[host] policy: there is no eviction policy `lfru`; there are: "),
+        ("gpu = { policy = 'lfru' }", "[gpu] policy: there is no eviction policy `lfru`; there are: "),
         ("host = { arena_bytes = 0 }", "`host.arena_bytes` is 0"),
         (
             "host = { arena_bytes = '65GiB' }",

@@ -79,6 +79,11 @@ impl Machine {
         subject.examine()
     }
 
+    pub(super) fn set_socket(&mut self, path: &str) {
+        let own = self.config.lines().find(|line| line.starts_with("socket")).unwrap().to_owned();
+        self.config = self.config.replace(&own, &format!("socket = {path:?}"));
+    }
+
     pub(super) fn file(&self, path: &str, text: &str) {
         let path = self.root.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
