@@ -230,7 +230,8 @@ fn now_us() -> u64 {
 /// Takes engines' descriptions of chunks. Keeps them only if events include tokens.
 fn new_descriptions(limits: &Limits) -> Descriptions {
     let tells = limits.kv_events.as_ref().is_some_and(|events| events.tokens != EventTokens::Off);
-    if tells { Descriptions::kept() } else { Descriptions::default() }
+    let arena_bytes = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
+    if tells { Descriptions::kept(arena_bytes) } else { Descriptions::default() }
 }
 
 /// Publishes events in vLLM's format, if the configuration says so.

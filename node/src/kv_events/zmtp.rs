@@ -45,7 +45,7 @@ impl Guests {
     }
 
     /// Takes a place, if one is free.
-    fn enter(&self, address: IpAddr) -> Option<Guest> {
+    pub(super) fn enter(&self, address: IpAddr) -> Option<Guest> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.values().sum::<usize>() >= self.all
             || known.get(&address).is_some_and(|&guests| guests >= self.from_one_address)
@@ -54,6 +54,12 @@ impl Guests {
         }
         *known.entry(address).or_default() += 1;
         Some(Guest { all: self.clone(), address })
+    }
+}
+
+impl Guest {
+    pub(super) fn address(&self) -> IpAddr {
+        self.address
     }
 }
 

@@ -380,6 +380,10 @@ fn events_of_chunks_that_engines_describe_stand_alone_and_can_be_asked_for_again
     let engine = Engine::connect(&node.socket("default"));
     let [first, second] = [prompt(b'a', 3), prompt(b'b', 2)];
     engine.session.describe(&engine.namespace, described(&first));
+    // Chunks of this namespace have 16 tokens, so this description is not told.
+    let mut short = described(&second);
+    short.iter_mut().for_each(|chunk| chunk.tokens.truncate(8));
+    engine.session.describe(&engine.namespace, short);
     engine.put(&first);
     engine.put(&second);
     let mut asker = Asker::connect(&node);
