@@ -23,10 +23,10 @@ use tokio::time::{sleep, timeout};
 
 use super::told::Event;
 use super::zmtp::{
-    Guest, GuestMessage, Guests, MAX_FRAME_BYTES, SILENCE, accept, greet, pong, put_message, take_frame,
-    wrong,
+    GuestMessage, MAX_FRAME_BYTES, SILENCE, accept, greet, pong, put_message, take_frame, wrong,
 };
 use crate::config::EventHashes;
+use crate::guests::{Guest, Guests};
 
 /// Keeps messages, and sends them again. Once dropped, it takes no more requests.
 pub(super) struct Replay {
