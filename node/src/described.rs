@@ -1,7 +1,10 @@
-//! Keeps engines' descriptions of chunks, with their tokens, for events. Memory is bounded: the longest unused description is
-//! forgotten first.
+//! Keeps engines' descriptions of chunks, with their tokens, for events.
+//!
+//! Memory is bounded. The longest unused description is forgotten first, except for those that somebody still uses: the publisher
+//! of events keeps the descriptions of the chunks that it has told. If these leave no room, further descriptions are dropped.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_protocol::describe::{Describe, Described};
@@ -25,7 +28,9 @@ struct KnownDescriptions {
     /// The names by last use, the longest unused first.
     turns: BTreeMap<u64, Name>,
     last_turn: u64,
-    bytes: usize,
+    /// Bytes of all descriptions, also of those that are no longer in `by_name`.
+    bytes: Arc<AtomicUsize>,
+    most_bytes: usize,
     /// Names of the chunks that were described since the last [`Descriptions::fresh`].
     fresh: Vec<Name>,
 }
@@ -44,39 +49,55 @@ pub(crate) struct Name {
     pub(crate) hash: ChunkHash,
 }
 
-/// A chunk's description, engine block by engine block.
-#[derive(Debug, PartialEq)]
+/// A chunk's description, engine block by engine block. Its extra keys are a list in JSON with an entry for each block.
+#[derive(Debug)]
 pub(crate) struct DescribedChunk {
     pub(crate) chunk: Described,
-    pub(crate) extra_keys: Option<Value>,
+    /// Bytes of all descriptions; this one counts until it is dropped.
+    all_bytes: Arc<AtomicUsize>,
 }
 
 impl DescribedChunk {
     /// Reads an engine's description; `None` if it is not sound.
-    fn new(chunk: Described) -> Option<Self> {
-        if !chunk.is_sound() {
+    fn new(chunk: Described, all_bytes: &Arc<AtomicUsize>) -> Option<Self> {
+        let extra_keys = || serde_json::from_str::<Vec<Value>>(&chunk.extra_keys);
+        if !chunk.is_sound()
+            || !(chunk.extra_keys.is_empty()
+                || extra_keys().is_ok_and(|keys| keys.len() == chunk.blocks.len()))
+        {
             return None;
         }
-        let extra_keys = match &chunk.extra_keys[..] {
-            "" => None,
-            text => {
-                let keys: Vec<Value> = serde_json::from_str(text).ok()?;
-                (keys.len() == chunk.blocks.len()).then_some(Some(Value::Array(keys)))?
-            }
-        };
-        Some(Self { chunk, extra_keys })
+        let described = Self { chunk, all_bytes: Arc::clone(all_bytes) };
+        all_bytes.fetch_add(described.bytes(), Ordering::Relaxed);
+        Some(described)
     }
 
-    fn bytes(&self) -> usize {
-        let Described { blocks, tokens, extra_keys, .. } = &self.chunk;
-        ENTRY_BYTES + 32 * blocks.len() + 4 * tokens.len() + 4 * extra_keys.len()
+    /// Bytes of memory, approximately.
+    pub(crate) fn bytes(&self) -> usize {
+        let Described { blocks, tokens, lora_name, extra_keys, .. } = &self.chunk;
+        let name = lora_name.as_ref().map_or(0, String::len);
+        ENTRY_BYTES + 32 * blocks.len() + 4 * tokens.len() + name + extra_keys.len()
+    }
+}
+
+impl PartialEq for DescribedChunk {
+    fn eq(&self, other: &Self) -> bool {
+        self.chunk == other.chunk
+    }
+}
+
+impl Drop for DescribedChunk {
+    fn drop(&mut self) {
+        self.all_bytes.fetch_sub(self.bytes(), Ordering::Relaxed);
     }
 }
 
 impl Descriptions {
-    /// Creates descriptions that are kept.
-    pub(crate) fn kept() -> Self {
-        Self(Some(Arc::default()))
+    /// Creates descriptions that are kept, for a node with this much memory for chunks.
+    pub(crate) fn kept(arena_bytes: u64) -> Self {
+        let most_bytes = FEWEST_BYTES + (arena_bytes / ARENA_SHARE) as usize;
+        let known = Mutex::new(KnownDescriptions { most_bytes, ..KnownDescriptions::default() });
+        Self(Some(Arc::new(SharedDescriptions { known, changed: Notify::new() })))
     }
 
     /// Keeps an engine's description of a tenant's chunks; false if a chunk's description is not sound.
@@ -85,7 +106,7 @@ impl Descriptions {
         let mut known = shared.lock();
         for chunk in said.chunks {
             let Some(hash) = chunk.name() else { return false };
-            let Some(chunk) = DescribedChunk::new(chunk) else { return false };
+            let Some(chunk) = DescribedChunk::new(chunk, &known.bytes) else { return false };
             let name = Name { tenant: Arc::clone(tenant), fingerprint: said.fingerprint, hash };
             known.insert(name, chunk);
         }
@@ -130,25 +151,39 @@ impl KnownDescriptions {
             return;
         }
         self.remove(&name);
+        if !self.make_room() {
+            return;
+        }
         self.last_turn += 1;
-        self.bytes += chunk.bytes();
         self.turns.insert(self.last_turn, name.clone());
         if self.fresh.len() < MOST_FRESH {
             self.fresh.push(name.clone());
         }
         self.by_name.insert(name, Entry { turn: self.last_turn, chunk: Arc::new(chunk) });
-        while self.bytes > MOST_BYTES
-            && let Some((_, oldest)) = self.turns.first_key_value()
-        {
+    }
+
+    /// Forgets descriptions until all fit; false if those in use leave no room.
+    fn make_room(&mut self) -> bool {
+        let mut in_use = 0;
+        while self.bytes.load(Ordering::Relaxed) > self.most_bytes {
+            let Some((_, oldest)) = self.turns.first_key_value() else { return false };
             let oldest = oldest.clone();
-            self.remove(&oldest);
+            if self.by_name.get(&oldest).is_some_and(|entry| Arc::strong_count(&entry.chunk) > 1) {
+                self.use_again(&oldest);
+                in_use += 1;
+                if in_use == MOST_LOOKS {
+                    return false;
+                }
+            } else {
+                self.remove(&oldest);
+            }
         }
+        true
     }
 
     fn remove(&mut self, name: &Name) {
-        if let Some(Entry { turn, chunk }) = self.by_name.remove(name) {
+        if let Some(Entry { turn, .. }) = self.by_name.remove(name) {
             self.turns.remove(&turn);
-            self.bytes -= chunk.bytes();
         }
     }
 
@@ -162,8 +197,15 @@ impl KnownDescriptions {
     }
 }
 
-/// Maximum bytes of all descriptions together: enough for some 40,000 chunks of 256 tokens.
-const MOST_BYTES: usize = 64 << 20;
+/// Maximum bytes of all descriptions, for a node with little memory: enough for some 40,000 chunks of 256 tokens.
+const FEWEST_BYTES: usize = 64 << 20;
+
+/// One byte more for so many bytes of the node's memory: chunks of real models have some 4,000 times the bytes of their
+/// descriptions, so descriptions of all held chunks fit.
+const ARENA_SHARE: u64 = 1_024;
+
+/// Maximum number of descriptions in use that one new description passes over in search for room.
+const MOST_LOOKS: usize = 64;
 
 /// Approximate bytes of a description besides its contents.
 const ENTRY_BYTES: usize = 400;
@@ -194,13 +236,13 @@ mod tests {
 
     #[tokio::test]
     async fn what_an_engine_says_is_known_to_its_tenant_alone_and_is_news_once() {
-        let descriptions = Descriptions::kept();
+        let descriptions = Descriptions::kept(0);
         assert!(descriptions.describe(&"a".into(), said(1, 4)));
         assert!(descriptions.describe(&"a".into(), said(1, 4)));
         assert_eq!(descriptions.fresh().await, [name("a", 1)]);
         let known = descriptions.get(&name("a", 1)).unwrap();
         assert_eq!((&known.chunk.tokens[..], known.chunk.block_tokens()), (&[1; 4][..], 2));
-        assert_eq!(known.extra_keys, Some(serde_json::json!([["salt"], null])));
+        assert_eq!(known.chunk.extra_keys, r#"[["salt"],null]"#);
         assert_eq!((descriptions.get(&name("b", 1)), descriptions.get(&name("a", 2))), (None, None));
     }
 
@@ -210,7 +252,7 @@ mod tests {
         let refused = |change: &dyn Fn(&mut Described)| {
             let mut describe = said(1, 4);
             change(&mut describe.chunks[0]);
-            !Descriptions::kept().describe(&tenant, describe)
+            !Descriptions::kept(0).describe(&tenant, describe)
         };
         assert!(refused(&|chunk| chunk.blocks.clear()));
         assert!(refused(&|chunk| chunk.tokens.clear()));
@@ -224,11 +266,11 @@ mod tests {
 
     #[test]
     fn what_was_used_longest_ago_makes_room() {
-        let descriptions = Descriptions::kept();
+        let descriptions = Descriptions::kept(0);
         let tenant = Arc::from("a");
         // One chunk cannot fill the memory, so many chunks do.
         let each = 40_000;
-        let fit = MOST_BYTES / (ENTRY_BYTES + 64 + 4 * each + 60);
+        let fit = FEWEST_BYTES / (ENTRY_BYTES + 64 + 4 * each + 15);
         for byte in 0..fit as u32 {
             let mut describe = said(1, each);
             describe.chunks[0].blocks[1].0[..4].copy_from_slice(&byte.to_be_bytes());
@@ -239,6 +281,33 @@ mod tests {
         assert!(descriptions.describe(&tenant, said(7, each)));
         assert!(descriptions.get(&Name { hash: first_of(1), ..name("a", 1) }).is_none());
         assert!(descriptions.get(&Name { hash: first_of(0), ..name("a", 1) }).is_some());
+    }
+
+    #[test]
+    fn descriptions_in_use_count_and_are_not_forgotten() {
+        let descriptions = Descriptions::kept(0);
+        let bytes = || descriptions.0.as_ref().unwrap().lock().bytes.load(Ordering::Relaxed);
+        let extra_keys = format!(r#"[["{}"],null]"#, "x".repeat(16_000));
+        let say = |number: u32| {
+            let mut describe = said(1, 4);
+            describe.chunks[0].blocks[1] = first_of(number);
+            describe.chunks[0].extra_keys.clone_from(&extra_keys);
+            assert!(descriptions.describe(&"a".into(), describe));
+            descriptions.get(&Name { hash: first_of(number), ..name("a", 1) })
+        };
+        // Somebody keeps all of them, as the publisher does whose chunks stay.
+        let mut used: Vec<_> = (0..10_000).map_while(say).collect();
+        let fit = used.len();
+        assert!((3_000..4_500).contains(&fit), "{fit} fit");
+        for number in 10_000..10_100 {
+            assert!(say(number).is_none() && bytes() <= FEWEST_BYTES);
+        }
+        let known = (0..fit as u32).map(|number| Name { hash: first_of(number), ..name("a", 1) });
+        assert!(known.clone().all(|name| descriptions.get(&name).is_some()));
+        drop(used.pop());
+        assert!((20_000..20_100).any(|number| say(number).is_some()), "there is room again");
+        drop((used, known));
+        assert!(bytes() <= FEWEST_BYTES && bytes() > 0);
     }
 
     fn first_of(number: u32) -> ChunkHash {

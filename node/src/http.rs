@@ -13,7 +13,7 @@ mod what_if;
 mod why;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -26,7 +26,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use larder_net::http::{Open, in_pieces};
 use larder_protocol::drain::{DrainCounts, DrainReport};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 pub use self::counters::{LinkStatus, TierHits, UsageStatus};
@@ -43,6 +43,7 @@ use crate::cluster::ClusterStatus;
 use crate::drain::Drains;
 use crate::events::{self, AskPage, Feed, PAGE_CHUNKS};
 use crate::filling::MemoryProgress;
+use crate::guests::Guests;
 use crate::hardware::HardwareStatus;
 use crate::kv_events::Bound;
 use crate::metrics::{SharedMetrics, TenantRates};
@@ -214,7 +215,7 @@ pub(crate) struct HttpState {
     /// Set when all memory is there.
     pub(crate) hardware: OnceLock<HardwareStatus>,
     /// Places for followers of events.
-    pub(crate) followers: Arc<Semaphore>,
+    pub(crate) followers: Guests,
     /// Whether the node stops. When it does, sessions and streams of events end.
     pub(crate) stopping: watch::Sender<bool>,
     /// The examination of the host.
@@ -247,6 +248,11 @@ pub(crate) fn routes(service: &mut ServiceConfig) {
         .route("/what_if", get().to(show::answer))
         .route("/explain", post().to(show::answer))
         .route("/events", get().to(events));
+}
+
+/// Places for followers of events.
+pub(crate) fn new_followers() -> Guests {
+    Guests::new(MAX_FOLLOWERS, MAX_FROM_ONE_ADDRESS)
 }
 
 async fn healthy() -> &'static str {
@@ -287,9 +293,12 @@ async fn events(state: Data<Arc<HttpState>>, request: HttpRequest) -> HttpRespon
     let Some(actors) = state.actors.get() else {
         return HttpResponse::ServiceUnavailable().body("the node is still starting: try again\n");
     };
-    let Ok(place) = Arc::clone(&state.followers).try_acquire_owned() else {
-        let full =
-            format!("{MAX_FOLLOWERS} clients follow the events already, the most: end one, or try again\n");
+    let from = request.peer_addr().map_or(Ipv4Addr::UNSPECIFIED.into(), |from| from.ip());
+    let Some(place) = state.followers.enter(from) else {
+        let full = format!(
+            "{MAX_FOLLOWERS} clients follow the events already, or {MAX_FROM_ONE_ADDRESS} of this address, the most: end \
+             one, or try again\n"
+        );
         return HttpResponse::ServiceUnavailable().body(full);
     };
     let busy = request.conn_data::<Open>().map(Open::busy);
@@ -416,8 +425,9 @@ fn actor_status(device: u16, report: &ActorReport) -> ActorStatus {
     }
 }
 
-/// Maximum number of followers of events at a time.
-pub(crate) const MAX_FOLLOWERS: usize = 64;
+/// Maximum number of followers of events at a time, in all and from one address.
+const MAX_FOLLOWERS: usize = 64;
+const MAX_FROM_ONE_ADDRESS: usize = MAX_FOLLOWERS / 2;
 
 /// How long an actor may take to answer.
 const ACTOR_DEADLINE: Duration = Duration::from_millis(500);

@@ -35,11 +35,11 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
 use self::publisher::Publisher;
-use self::replay::{Ask, Old, Replay};
+use self::replay::{Ask, Old, Part, Replay};
 use self::told::{Event, Told, tell, tell_late};
 use crate::actor::{GpuActor, ask};
 use crate::config::{EventHashes, EventTokens, KvEventsConfig};
-use crate::described::{Descriptions, Name};
+use crate::described::{DescribedChunk, Descriptions, Name};
 use crate::events::{Batch, Feed, PAGE_CHUNKS};
 
 /// Publishes events until it is dropped.
@@ -79,6 +79,13 @@ enum Woken {
     Changed(u16, Result<Arc<Batch>, RecvError>),
     Described(Vec<Name>),
     Asked(Ask),
+}
+
+impl NamespaceTopic {
+    /// The description of a chunk, if it has the tokens of a chunk of this namespace.
+    fn described(&self, descriptions: &Descriptions, name: &Name) -> Option<Arc<DescribedChunk>> {
+        descriptions.get(name).filter(|one| one.chunk.tokens.len() == self.chunk_tokens as usize)
+    }
 }
 
 impl KvEvents {
@@ -184,7 +191,7 @@ impl KvEvents {
             }
             let described = |hash| {
                 let (tenant, fingerprint) = (Arc::clone(&known.tenant), run[0].fingerprint);
-                self.descriptions.get(&Name { tenant, fingerprint, hash })
+                known.described(&self.descriptions, &Name { tenant, fingerprint, hash })
             };
             let events = tell(&mut self.told, device, run, known.chunk_tokens, described);
             self.send(&known.topic, device, &events);
@@ -198,7 +205,7 @@ impl KvEvents {
             if known.tenant != name.tenant {
                 continue;
             }
-            let Some(chunk) = self.descriptions.get(name) else { continue };
+            let Some(chunk) = known.described(&self.descriptions, name) else { continue };
             for device in self.told.waiting(name.fingerprint, name.hash) {
                 let events = tell_late(&mut self.told, device, name, &chunk);
                 self.send(&known.topic, device, &events);
@@ -206,10 +213,11 @@ impl KvEvents {
         }
     }
 
-    /// The held chunks of all topics that begin with `topic`, as messages with the number of each topic's last message.
-    fn snapshot(&self, topic: &[u8], devices: usize) -> Vec<Old> {
+    /// The held chunks of all topics that begin with `topic`, as messages with the number of each topic's last message. They are
+    /// encoded one by one as the asker takes them: encoded, the chunks take many times the memory.
+    fn snapshot(&self, topic: &[u8], devices: usize) -> Vec<Part> {
         let topics = self.numbers.iter().filter(|(name, _)| name.as_bytes().starts_with(topic));
-        let mut messages = Vec::new();
+        let mut snapshot = Vec::new();
         for (topic, next) in topics {
             let of = |fingerprint: &Fingerprint| {
                 self.namespaces
@@ -220,14 +228,11 @@ impl KvEvents {
             for device in 0..devices as u16 {
                 let mut events = vec![Event::AllBlocksCleared {}];
                 events.extend(self.told.events(device, of));
-                messages.extend(events.chunks(MOST_EVENTS).map(|part| Old {
-                    topic: Bytes::copy_from_slice(topic.as_bytes()),
-                    number: next.saturating_sub(1),
-                    payload: self.encode(device, part),
-                }));
+                let (topic, hashes) = (Bytes::copy_from_slice(topic.as_bytes()), self.hashes);
+                snapshot.push(Part { topic, number: next.saturating_sub(1), device, hashes, events });
             }
         }
-        messages
+        snapshot
     }
 
     /// Begins a topic anew, for every GPU.
@@ -271,8 +276,8 @@ impl KvEvents {
 
     /// Sends events of one GPU, in as many messages as they take.
     fn send(&mut self, topic: &str, device: u16, events: &[Event]) {
-        for part in events.chunks(MOST_EVENTS) {
-            let payload = self.encode(device, part);
+        for part in in_messages(events) {
+            let payload = encode(self.hashes, device, part);
             let number = self.numbers.entry(topic.to_owned()).or_default();
             let message = Old { topic: Bytes::copy_from_slice(topic.as_bytes()), number: *number, payload };
             *number += 1;
@@ -282,18 +287,47 @@ impl KvEvents {
             }
         }
     }
+}
 
-    fn encode(&self, device: u16, events: &[Event]) -> Bytes {
-        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        let mut payload = Vec::with_capacity(64 + 16 * events.len());
-        let mut serializer = rmp_serde::Serializer::new(&mut payload).with_struct_map();
-        let events: Vec<_> = events.iter().map(|event| event.told(self.hashes)).collect();
-        if let Err(error) = (seconds, events, device).serialize(&mut serializer) {
-            tracing::error!(%error, "an event cannot be encoded");
-        }
-        payload.into()
+impl Part {
+    /// The messages, each encoded when it is taken.
+    fn messages(&self) -> impl Iterator<Item = Old> {
+        in_messages(&self.events).map(|events| Old {
+            topic: self.topic.clone(),
+            number: self.number,
+            payload: encode(self.hashes, self.device, events),
+        })
     }
+}
+
+/// Splits events into those of each message.
+fn in_messages(mut events: &[Event]) -> impl Iterator<Item = &[Event]> {
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |event: &&Event| {
+            let is_room = bytes < MESSAGE_BYTES;
+            bytes += event.described_bytes();
+            is_room
+        };
+        let (message, rest) = events.split_at(events.iter().take(MOST_EVENTS).take_while(fits).count());
+        events = rest;
+        (!message.is_empty()).then_some(message)
+    })
+}
+
+fn encode(hashes: EventHashes, device: u16, events: &[Event]) -> Bytes {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let mut payload = Vec::with_capacity(64 + 16 * events.len());
+    let mut serializer = rmp_serde::Serializer::new(&mut payload).with_struct_map();
+    let events: Vec<_> = events.iter().map(|event| event.told(hashes)).collect();
+    if let Err(error) = (seconds, events, device).serialize(&mut serializer) {
+        tracing::error!(%error, "an event cannot be encoded");
+    }
+    payload.into()
 }
 
 /// Maximum number of events of one message.
 const MOST_EVENTS: usize = 64;
+
+/// A message with so many bytes of descriptions gets no further event.
+const MESSAGE_BYTES: usize = 256 << 10;

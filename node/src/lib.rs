@@ -29,6 +29,7 @@ pub mod events;
 pub mod exchange;
 mod filling;
 mod findings;
+mod guests;
 pub mod hardware;
 pub mod host;
 mod http;

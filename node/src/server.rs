@@ -20,7 +20,7 @@ use actix_rt::Arbiter;
 use actix_web::web::{Data, ServiceConfig};
 use larder_net::audit::{self, Audit};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 
 use self::actors::{NodeParts, find_gpus, memory_is_there, start_actors};
 pub use self::error::ServeError;
@@ -35,7 +35,7 @@ use crate::device_lane::Devices;
 use crate::drain::{Drains, Ended};
 use crate::events::Feed;
 use crate::filling::MemoryProgress;
-use crate::http::{Findings, HttpState, MAX_FOLLOWERS, routes};
+use crate::http::{Findings, HttpState, new_followers, routes};
 use crate::kv_events::KvEvents;
 use crate::limits::{Limits, TenantLimits};
 use crate::lookup_log::Recorder;
@@ -211,7 +211,7 @@ fn new_state(limits: &Limits, tenants: &Tenants, metrics: &SharedMetrics, clock:
         object: OnceLock::new(),
         kv_events: OnceLock::new(),
         drains: OnceLock::new(),
-        followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
+        followers: new_followers(),
         stopping: watch::Sender::new(false),
         examiner: OnceLock::new(),
         findings: Findings::default(),
@@ -230,7 +230,8 @@ fn now_us() -> u64 {
 /// Takes engines' descriptions of chunks. Keeps them only if events include tokens.
 fn new_descriptions(limits: &Limits) -> Descriptions {
     let tells = limits.kv_events.as_ref().is_some_and(|events| events.tokens != EventTokens::Off);
-    if tells { Descriptions::kept() } else { Descriptions::default() }
+    let arena_bytes = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
+    if tells { Descriptions::kept(arena_bytes) } else { Descriptions::default() }
 }
 
 /// Publishes events in vLLM's format, if the configuration says so.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use larder_client::{Damaged, LeaseGuard, Namespace};
+use larder_protocol::limits::MAX_BLOCK_BYTES;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -23,6 +24,7 @@ pub(crate) struct PagedMemory {
     layers: Vec<Layer>,
     page_bytes: u64,
     pages_per_chunk: u64,
+    block_bytes: u64,
 }
 
 /// `larder_kv.LayerPages`, by its attributes.
@@ -167,7 +169,14 @@ impl PagedMemory {
                 .ok_or_else(|| PyValueError::new_err(format!("layer {number} has no pages, or too many")))?;
             region.check(&(layer.offset..end))?;
         }
-        Ok(Self { regions, layers, page_bytes, pages_per_chunk })
+        let chunk_pages = pages_per_chunk.checked_mul(layers.len() as u64);
+        let block_bytes = chunk_pages.and_then(|pages| pages.checked_mul(page_bytes));
+        let block_bytes = block_bytes.filter(|&bytes| bytes <= MAX_BLOCK_BYTES).ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "a chunk has more than {MAX_BLOCK_BYTES} bytes, the most of a block"
+            ))
+        })?;
+        Ok(Self { regions, layers, page_bytes, pages_per_chunk, block_bytes })
     }
 
     /// Layers.
@@ -185,7 +194,7 @@ impl PagedMemory {
     /// Bytes of one chunk over all layers: a block of the namespace must have this size.
     #[getter]
     fn block_bytes(&self) -> u64 {
-        self.page_bytes * self.pages_per_chunk * self.layers.len() as u64
+        self.block_bytes
     }
 
     /// Copies leased blocks into `pages`: consecutive pages of the prompt, from number `first_page` on, counted from the lease's

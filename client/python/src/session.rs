@@ -195,20 +195,14 @@ sessions! {
         then(call, move |staged| StagedChunk::new(&reservation, staged))
     }
 
-    /// Gives the reserved chunks at `positions` room to be filled, as `stage` does for one.
+    /// Gives the reserved chunks at `positions` room to be filled, as `stage` does for one; all get it at once.
     ///
     /// Raises as `stage`: `WindowError` if the chunks together are larger than the window.
     #[pyo3(signature = (reservation: "Reservation", positions: "Sequence[int]") -> "list[StagedChunk]")]
     fn stage_chunks(&self, reservation: &Reservation, positions: Vec<u32>) -> Vec<StagedChunk> {
-        let (session, reservation) = (self.session()?, reservation.share_for(&positions)?);
-        Ok(async move {
-            reservation.check_room(&positions)?;
-            let mut staged = Vec::with_capacity(positions.len());
-            for position in positions {
-                staged.push(StagedChunk::new(&reservation, session.stage(&reservation, position).await?));
-            }
-            Ok(staged)
-        })
+        let reservation = reservation.share_for(&positions)?;
+        let call = self.session()?.stage_chunks(&reservation, &positions);
+        then(call, move |staged| staged.into_iter().map(|one| StagedChunk::new(&reservation, one)).collect())
     }
 
     /// Hands filled chunks of one reservation over, and returns how many the node keeps.

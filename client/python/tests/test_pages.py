@@ -33,6 +33,12 @@ def gpu_memory(fake_gpu: FakeGpu, order: str):
     return region, fake_gpu.paged_memory([region], layers(order), pages_per_chunk=PAGES_PER_CHUNK)
 
 
+def test_a_chunk_with_more_bytes_than_a_block_may_have_is_refused():
+    for pages_per_chunk in (1 << 40, (1 << 64) - 1):
+        with pytest.raises(ValueError, match="the most of a block"):
+            larder_kv.PagedMemory([bytearray(PAGE_BYTES * PAGES * LAYERS)], layers("LBHNC"), pages_per_chunk=pages_per_chunk)
+
+
 @pytest.mark.parametrize("place", ["host", "gpu"])
 @pytest.mark.parametrize("order", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
 def test_pages_survive_a_round_trip_to_other_pages(session, fake_gpu, order, place):

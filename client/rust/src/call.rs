@@ -60,9 +60,10 @@ type Then<T> = Box<dyn FnMut(T) -> Step<T> + Send>;
 /// Room in the write window that a value needs.
 pub(crate) struct RoomFor<T> {
     pub(crate) window: Arc<Window>,
-    pub(crate) bytes: u64,
+    /// The bytes of each piece.
+    pub(crate) sizes: Vec<u64>,
     pub(crate) value: T,
-    pub(crate) give: fn(&mut T, WindowRange),
+    pub(crate) give: fn(&mut T, Vec<WindowRange>),
 }
 
 impl<T: Send + 'static> Call<T> {
@@ -79,10 +80,10 @@ impl<T: Send + 'static> Call<T> {
             let value = match step {
                 Step::Done(result) => return result,
                 Step::Ask(round_trip) => link.ask_on_this_thread(round_trip, origin.clone())?,
-                Step::TakeRoom(RoomFor { window, bytes, mut value, give }) => {
+                Step::TakeRoom(RoomFor { window, sizes, mut value, give }) => {
                     link.deliver_late_answers();
-                    let range = window.take_within(bytes, link.timeout);
-                    give(&mut value, range.ok_or(SessionError::Timeout)?);
+                    let ranges = window.take_within(&sizes, link.timeout);
+                    give(&mut value, ranges.ok_or(SessionError::Timeout)?);
                     value
                 }
             };
@@ -102,9 +103,9 @@ impl<T: Send + 'static> Call<T> {
             let value = match step {
                 Step::Done(result) => return result,
                 Step::Ask(round_trip) => link.ask(round_trip, origin.clone()).await?,
-                Step::TakeRoom(RoomFor { window, bytes, mut value, give }) => {
-                    let range = async { Ok(window.take(bytes).await) };
-                    give(&mut value, within(link.timeout, range).await?);
+                Step::TakeRoom(RoomFor { window, sizes, mut value, give }) => {
+                    let ranges = async { Ok(window.take(&sizes).await) };
+                    give(&mut value, within(link.timeout, ranges).await?);
                     value
                 }
             };

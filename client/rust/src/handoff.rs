@@ -69,7 +69,9 @@ impl Session {
     ) -> Call<StagedLayers> {
         let needed = reservation.layers_room(positions, pool, &layers);
         let staged = reservation.staged_layers(positions, pool, layers);
-        self.take_room(needed, staged, StagedLayers::put_into)
+        self.take_room(needed, staged, |staged: &mut StagedLayers, ranges| {
+            ranges.into_iter().for_each(|range| staged.put_into(range));
+        })
     }
 
     /// Hands filled layers over. When the call returns, followers of the chunks may read the layers, and the layers' room is free

@@ -145,34 +145,24 @@ impl Reservation {
     /// Gives back the chunks that are not committed, as dropping the reservation does.
     pub fn abort(self) {}
 
-    /// Checks that the chunks at `positions` can be staged at the same time.
-    ///
-    /// # Errors
-    /// `WindowTooSmall` if they are more than the write window holds.
+    /// The window, and the bytes of it that each of the chunks at `positions` takes; `None` if they take none: they go straight
+    /// into the arena, or there are none.
     ///
     /// # Panics
     /// Panics if the reservation has no chunk there.
-    pub fn check_room(&self, positions: &[u32]) -> Result<(), SessionError> {
-        if positions.is_empty() {
-            // This fits also without a window.
-            return Ok(());
-        }
-        self.room_needed(positions).map(|_| ())
-    }
-
-    /// The window, and the bytes of it that staging the chunks at `positions` takes; `None` if chunks go straight into the arena.
-    ///
-    /// # Panics
-    /// Panics if the reservation has no chunk there.
-    pub(crate) fn room_needed(&self, positions: &[u32]) -> Result<Option<(&Arc<Window>, u64)>, SessionError> {
+    pub(crate) fn room_needed(
+        &self,
+        positions: &[u32],
+    ) -> Result<Option<(&Arc<Window>, Vec<u64>)>, SessionError> {
         let pools = positions.iter().map(|&position| self.pools[self.index(position)]);
         let blocks = self.claim.namespace.blocks_per_chunk();
-        let chunk_bytes = pools.map(|pools| self.claim.block_offset(pools, blocks)).sum();
-        if self.claim.placed.is_some() {
+        let sizes: Vec<u64> = pools.map(|pools| self.claim.block_offset(pools, blocks)).collect();
+        if self.claim.placed.is_some() || sizes.is_empty() {
             return Ok(None);
         }
+        let chunk_bytes = sizes.iter().sum();
         match &self.claim.link.window {
-            Some(window) if chunk_bytes <= window.len() => Ok(Some((window, chunk_bytes))),
+            Some(window) if chunk_bytes <= window.len() => Ok(Some((window, sizes))),
             window => {
                 let window_bytes = window.as_ref().map_or(0, |window| window.len());
                 Err(SessionError::WindowTooSmall { chunk_bytes, window_bytes })

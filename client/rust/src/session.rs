@@ -8,10 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use larder_protocol::TraceContext;
 use larder_protocol::describe::{Describe, Described};
-use larder_protocol::limits::{DESCRIPTIONS_SINCE_SESSION_VERSION, MAX_NAME_BYTES};
+use larder_protocol::limits::{DESCRIPTIONS_SINCE_SESSION_VERSION, MAX_FRAME_BYTES, MAX_NAME_BYTES};
 use larder_protocol::session::{Request, Response};
+use larder_protocol::{ChunkHash, TraceContext};
 
 use crate::call::{Call, Step};
 use crate::error::SessionError;
@@ -80,22 +80,15 @@ impl Session {
     }
 
     /// Tells the node the tokens of chunks, for the node's events (`[kv_events] tokens`); a node without such events drops them.
-    /// Chunks for which [`Described::is_sound`] is false end the session. A node of the release before is not told.
+    /// Chunks for which [`Described::is_sound`] is false end the session. The node is not told of a chunk whose description is longer than a frame, with more than some 30,000
+    /// blocks. A node of the release before is not told.
     pub fn describe(&self, namespace: &Namespace, chunks: Vec<Described>) {
         if self.link.welcome.version < DESCRIPTIONS_SINCE_SESSION_VERSION {
             return;
         }
         let fingerprint = namespace.fingerprint();
-        let mut chunks = chunks.into_iter();
-        let (mut part, mut tokens) = (Vec::new(), 0);
-        while let Some(chunk) = chunks.next() {
-            tokens += chunk.tokens.len();
-            part.push(chunk);
-            if tokens >= DESCRIBED_AT_ONCE || chunks.len() == 0 {
-                let chunks = std::mem::take(&mut part);
-                self.link.post(&Request::Describe(Describe { fingerprint, chunks }));
-                tokens = 0;
-            }
+        for chunks in in_frames(chunks) {
+            self.link.post(&Request::Describe(Describe { fingerprint, chunks }));
         }
     }
 
@@ -148,5 +141,79 @@ impl Session {
     }
 }
 
-/// The most tokens in one message of descriptions, roughly: with their hashes they fill only a part of a frame.
-const DESCRIBED_AT_ONCE: usize = 32 << 10;
+/// Splits descriptions into those of each frame. Leaves out a description that is longer than a frame.
+fn in_frames(chunks: Vec<Described>) -> Vec<Vec<Described>> {
+    let (mut frames, mut frame, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for chunk in chunks {
+        let more = most_encoded_bytes(&chunk);
+        if more > DESCRIBED_BYTES {
+            continue;
+        }
+        if bytes + more > DESCRIBED_BYTES {
+            frames.push(std::mem::take(&mut frame));
+            bytes = 0;
+        }
+        bytes += more;
+        frame.push(chunk);
+    }
+    if !frame.is_empty() {
+        frames.push(frame);
+    }
+    frames
+}
+
+/// Maximum bytes of a description in a frame.
+fn most_encoded_bytes(
+    Described { blocks, parent: _, tokens, lora_id: _, lora_name, extra_keys }: &Described,
+) -> usize {
+    let texts = lora_name.as_ref().map_or(0, String::len) + extra_keys.len();
+    DESCRIPTION_BYTES + size_of::<ChunkHash>() * blocks.len() + size_of::<u32>() * tokens.len() + texts
+}
+
+/// Maximum bytes of the descriptions of one message; the frame has room for the rest of the message.
+const DESCRIBED_BYTES: usize = MAX_FRAME_BYTES - 1_024;
+
+/// Bytes of a description besides its lists and texts, with what aligns them.
+const DESCRIPTION_BYTES: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::Fingerprint;
+    use larder_protocol::limits::{MAX_CHUNK_TOKENS, MAX_EXTRA_KEYS_BYTES};
+    use larder_protocol::session::encode_request;
+
+    use super::*;
+
+    fn chunk(blocks: usize, tokens: usize, extra_keys: usize) -> Described {
+        Described {
+            blocks: vec![ChunkHash([7; 32]); blocks],
+            parent: Some(ChunkHash([6; 32])),
+            tokens: vec![5; tokens],
+            lora_id: Some(4),
+            lora_name: Some("an adapter with a name".into()),
+            extra_keys: "x".repeat(extra_keys),
+        }
+    }
+
+    #[test]
+    fn descriptions_of_any_shape_are_split_into_frames() {
+        let all = MAX_CHUNK_TOKENS as usize;
+        let short = (0..20_000).map(|_| chunk(1, 1, 3));
+        let keyed = (0..300).map(|_| chunk(1, 1, MAX_EXTRA_KEYS_BYTES));
+        let many_blocks = (0..40).map(|_| chunk(1_000, all, 9));
+        for chunks in
+            [short.collect::<Vec<_>>(), keyed.collect(), many_blocks.collect(), vec![chunk(20_000, all, 1)]]
+        {
+            let expected = chunks.clone();
+            let frames = in_frames(chunks);
+            for chunks in &frames {
+                let (fingerprint, chunks) = (Fingerprint([1; 32]), chunks.clone());
+                let request = Request::Describe(Describe { fingerprint, chunks });
+                let bytes = encode_request(&request, Default::default()).len();
+                assert!(bytes <= MAX_FRAME_BYTES, "{bytes}");
+            }
+            assert_eq!(frames.concat(), expected);
+        }
+        assert!(in_frames(vec![chunk(all, all, 0)]).is_empty(), "it is longer than a frame");
+    }
+}

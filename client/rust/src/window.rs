@@ -47,40 +47,53 @@ impl Window {
         self.mapping.len()
     }
 
-    /// Waits for `bytes` bytes in one piece, at most the whole window. First come, first served.
+    /// Waits for pieces of these sizes, together at most the whole window, and takes all of them at once: who waited with some of
+    /// them would keep others from theirs. First come, first served.
     ///
     /// Cancel safe: nothing is taken if the future is dropped.
-    pub(crate) async fn take(self: &Arc<Self>, bytes: u64) -> WindowRange {
+    pub(crate) async fn take(self: &Arc<Self>, sizes: &[u64]) -> Vec<WindowRange> {
         let _turn = self.turn.lock().await;
         loop {
             let freed = self.freed.notified();
-            let range = self.try_take(&mut lock(&self.free), bytes);
-            match range {
-                Some(range) => return range,
+            let ranges = self.try_take(&mut lock(&self.free), sizes);
+            match ranges {
+                Some(ranges) => return ranges,
                 None => freed.await,
             }
         }
     }
 
-    /// Waits for `bytes` bytes in one piece, at most for `patience`.
-    pub(crate) fn take_within(self: &Arc<Self>, bytes: u64, patience: Duration) -> Option<WindowRange> {
-        let mut range = None;
+    /// Waits as [`Self::take`] does, at most for `patience`.
+    pub(crate) fn take_within(
+        self: &Arc<Self>,
+        sizes: &[u64],
+        patience: Duration,
+    ) -> Option<Vec<WindowRange>> {
+        let mut ranges = None;
         let free = lock(&self.free);
         let none_yet = |free: &mut FreeRanges| {
-            range = self.try_take(free, bytes);
-            range.is_none()
+            ranges = self.try_take(free, sizes);
+            ranges.is_none()
         };
         drop(
             self.freed_threads
                 .wait_timeout_while(free, patience, none_yet)
                 .unwrap_or_else(PoisonError::into_inner),
         );
-        range
+        ranges
     }
 
-    fn try_take(self: &Arc<Self>, free: &mut FreeRanges, bytes: u64) -> Option<WindowRange> {
-        let offset = free.take(bytes)?;
-        Some(WindowRange { window: Arc::clone(self), offset, bytes })
+    fn try_take(self: &Arc<Self>, free: &mut FreeRanges, sizes: &[u64]) -> Option<Vec<WindowRange>> {
+        let mut taken = Vec::with_capacity(sizes.len());
+        for &bytes in sizes {
+            let Some(offset) = free.take(bytes) else {
+                taken.into_iter().for_each(|(offset, bytes)| free.give_back(offset, bytes));
+                return None;
+            };
+            taken.push((offset, bytes));
+        }
+        let range = |(offset, bytes)| WindowRange { window: Arc::clone(self), offset, bytes };
+        Some(taken.into_iter().map(range).collect())
     }
 }
 

@@ -1,17 +1,30 @@
 //! Request bodies: bounds the bytes in memory, and parses on threads of their own.
+//!
+//! Small bodies have memory and a thread of their own, so large bodies do not keep them waiting. A body that gets no thread soon is
+//! refused: its asker learns that it should ask later.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use actix_web::http::header::CONTENT_LENGTH;
+use actix_web::error::InternalError;
+use actix_web::http::header::{CONTENT_LENGTH, RETRY_AFTER};
 use actix_web::web::{Bytes, BytesMut, Payload};
-use actix_web::{Error, HttpRequest, error};
+use actix_web::{Error, HttpRequest, HttpResponse, error};
 use futures_util::StreamExt as _;
 use larder_net::http::body_in_time;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 /// The bodies that are being read and understood. Cloning shares.
 #[derive(Clone)]
 pub(crate) struct Bodies {
+    small: Share,
+    large: Share,
+}
+
+/// The share of bodies of one size.
+#[derive(Clone)]
+struct Share {
     /// Room for bytes in memory, in units of [`UNIT_BYTES`].
     room: Arc<Semaphore>,
     /// Places on the threads that parse bodies.
@@ -27,8 +40,11 @@ pub(super) struct Body {
 
 impl Bodies {
     pub(crate) fn new() -> Self {
-        let room = Arc::new(Semaphore::new(MAX_BYTES_HERE.div_ceil(UNIT_BYTES)));
-        Self { room, threads: Arc::new(Semaphore::new(THREADS)) }
+        let share = |bytes: usize, threads| Share {
+            room: Arc::new(Semaphore::new(bytes.div_ceil(UNIT_BYTES))),
+            threads: Arc::new(Semaphore::new(threads)),
+        };
+        Self { small: share(MAX_SMALL_BYTES_HERE, SMALL_THREADS), large: share(MAX_BYTES_HERE, THREADS) }
     }
 
     /// Reads a request's body. Bytes count as they arrive, not as announced.
@@ -42,46 +58,60 @@ impl Bodies {
     }
 
     async fn read_all(&self, mut payload: Payload) -> Result<Body, Error> {
-        let mut body =
-            Body { bytes: BytesMut::new(), held: self.take(1)?, threads: Arc::clone(&self.threads) };
+        let mut body = self.small.body()?;
         while let Some(piece) = payload.next().await {
             let piece: Bytes = piece?;
             let bytes = body.bytes.len() + piece.len();
             if bytes > MAX_BODY_BYTES {
                 return Err(too_long());
             }
+            let is_large = bytes > MAX_SMALL_BODY_BYTES;
+            if is_large && body.bytes.len() <= MAX_SMALL_BODY_BYTES {
+                body = Body { bytes: body.bytes, ..self.large.body()? };
+            }
+            let share = if is_large { &self.large } else { &self.small };
             let missing = bytes.div_ceil(UNIT_BYTES).saturating_sub(body.held.num_permits());
-            body.held.merge(self.take(missing)?);
+            body.held.merge(share.take(missing)?);
             body.bytes.extend_from_slice(&piece);
         }
         Ok(body)
     }
+}
+
+impl Share {
+    fn body(&self) -> Result<Body, Error> {
+        Ok(Body { bytes: BytesMut::new(), held: self.take(1)?, threads: Arc::clone(&self.threads) })
+    }
 
     fn take(&self, units: usize) -> Result<OwnedSemaphorePermit, Error> {
-        let taken = Arc::clone(&self.room).try_acquire_many_owned(units as u32);
-        taken.map_err(|_| {
-            error::ErrorServiceUnavailable(
-                "the coordinator has too many requests at a time: ask again in a moment\n",
-            )
-        })
+        Arc::clone(&self.room).try_acquire_many_owned(units as u32).map_err(|_| busy())
     }
 }
 
 impl Body {
-    /// Parses the body with `read`, on a thread that may take its time. An error is the asker's fault.
+    /// Parses the body with `read`, on a thread that may take its time. An error is the asker's fault, except for 503: then no
+    /// thread was free for [`PATIENCE`].
     pub(super) async fn understand<T: Send + 'static>(
         self,
         read: impl FnOnce(BytesMut) -> Result<T, String> + Send + 'static,
     ) -> Result<T, Error> {
         let Self { bytes, held, threads } = self;
+        let place = timeout(PATIENCE, threads.acquire_owned()).await.map_err(|_| busy())?;
         // This never fails, since nobody closes the semaphore.
-        let place = threads.acquire_owned().await.map_err(error::ErrorInternalServerError)?;
+        let place = place.map_err(error::ErrorInternalServerError)?;
         let understood = tokio::task::spawn_blocking(move || {
             let _until_done = (held, place);
             read(bytes)
         });
         understood.await.map_err(error::ErrorInternalServerError)?.map_err(error::ErrorBadRequest)
     }
+}
+
+/// The answer to a request for which there is no room.
+pub(super) fn busy() -> Error {
+    let text = "the coordinator has too many requests at a time: ask again in a moment\n";
+    let response = HttpResponse::ServiceUnavailable().insert_header((RETRY_AFTER, "1")).body(text);
+    InternalError::from_response(text, response).into()
 }
 
 fn too_long() -> Error {
@@ -91,11 +121,83 @@ fn too_long() -> Error {
 /// A prompt of two million tokens, as numbers of seven digits.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
-/// Bytes of all bodies in memory: four of the largest.
+/// The longest small body: a prompt of some 10,000 tokens.
+const MAX_SMALL_BODY_BYTES: usize = 64 << 10;
+
+/// Bytes of all large bodies in memory: four of the largest.
 const MAX_BYTES_HERE: usize = 4 * MAX_BODY_BYTES;
+
+/// Bytes of all small bodies in memory.
+const MAX_SMALL_BYTES_HERE: usize = 128 * MAX_SMALL_BODY_BYTES;
 
 /// The unit of the count of bytes.
 const UNIT_BYTES: usize = 16 << 10;
 
-/// Bodies that are parsed at a time: the coordinator's other threads need CPUs too.
+/// Large bodies that are parsed at a time: the coordinator's other threads need CPUs too.
 const THREADS: usize = 2;
+
+/// Small bodies that are parsed at a time: each takes some milliseconds at most.
+const SMALL_THREADS: usize = 1;
+
+/// How long a body waits for a thread.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use actix_web::FromRequest as _;
+    use actix_web::http::StatusCode;
+    use actix_web::test::TestRequest;
+
+    use super::*;
+
+    async fn read(bodies: &Bodies, bytes: usize) -> Result<Body, Error> {
+        let (head, mut payload) = TestRequest::post().set_payload(vec![b' '; bytes]).to_http_parts();
+        let payload = Payload::from_request(&head, &mut payload).await?;
+        bodies.read(&head, payload).await
+    }
+
+    #[actix_web::test]
+    async fn large_bodies_that_take_long_are_refused_and_small_ones_are_understood_meanwhile() {
+        let bodies = Bodies::new();
+        let (go, waits) = mpsc::channel::<()>();
+        let waits = Arc::new(std::sync::Mutex::new(waits));
+        let mut slow = Vec::new();
+        for _ in 0..THREADS {
+            let (body, waits) = (read(&bodies, 1 << 20).await.unwrap(), Arc::clone(&waits));
+            let understood = body.understand(move |_| {
+                _ = waits.lock().unwrap().recv();
+                Ok(())
+            });
+            slow.push(actix_web::rt::spawn(understood));
+        }
+        let refused = read(&bodies, 1 << 20).await.unwrap().understand(|_| Ok(())).await.unwrap_err();
+        let response = refused.error_response();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(response.headers().get(RETRY_AFTER).unwrap(), "1");
+        let small = read(&bodies, MAX_SMALL_BODY_BYTES).await.unwrap();
+        assert_eq!(small.understand(|bytes| Ok(bytes.len())).await.unwrap(), MAX_SMALL_BODY_BYTES);
+        drop(go);
+        for understood in slow {
+            understood.await.unwrap().unwrap();
+        }
+        read(&bodies, 1 << 20).await.unwrap().understand(|_| Ok(())).await.unwrap();
+    }
+
+    #[actix_web::test]
+    async fn large_bodies_leave_memory_for_small_ones() {
+        let bodies = Bodies::new();
+        let mut held = Vec::new();
+        let refused = loop {
+            match read(&bodies, MAX_BODY_BYTES).await {
+                Ok(body) => held.push(body),
+                Err(refused) => break refused.error_response(),
+            }
+        };
+        assert_eq!((held.len(), refused.status()), (4, StatusCode::SERVICE_UNAVAILABLE));
+        assert!(read(&bodies, MAX_SMALL_BODY_BYTES).await.is_ok());
+        held.pop();
+        assert!(read(&bodies, MAX_BODY_BYTES).await.is_ok(), "its bytes are free again");
+    }
+}

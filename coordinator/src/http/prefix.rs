@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::HttpState;
+use super::bodies::busy;
 use crate::prefix::{Holdings, HoldingsQuery};
 
 /// The body of `POST /v1/prefix`.
@@ -147,9 +148,7 @@ pub(super) async fn answer(
     let hashes = named.iter().map(ChunkHash::to_string).collect();
     let (answer, answered) = oneshot::channel();
     if state.questions.try_send(HoldingsQuery { fingerprint, chain, trace, answer }).is_err() {
-        return Err(error::ErrorServiceUnavailable(
-            "the coordinator has too many requests at a time: ask again in a moment\n",
-        ));
+        return Err(busy());
     }
     let answered = answered.await.map_err(|_| error::ErrorServiceUnavailable("the coordinator stops\n"))?;
     let Holdings { cluster_chunks, chunks, held, silent_homes } = answered;

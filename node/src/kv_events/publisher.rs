@@ -12,8 +12,9 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::timeout;
 
 use super::zmtp::{
-    GuestMessage, Guests, MAX_FRAME_BYTES, SILENCE, accept, greet, pong, put_message, take_frame, wrong,
+    GuestMessage, MAX_FRAME_BYTES, SILENCE, accept, greet, pong, put_message, take_frame, wrong,
 };
+use crate::guests::Guests;
 
 /// Sends messages to the subscribers of their topics. Once dropped, it takes no more subscribers.
 pub(super) struct Publisher {

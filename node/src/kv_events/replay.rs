@@ -5,21 +5,28 @@
 //! answer has an empty topic, an empty payload and the number -1. There are two additions to vLLM's protocol. A third frame of
 //! the request has the prefix of the wanted topics, for nodes with several topics. The number -2 asks for a snapshot. Its
 //! messages have the number of the last live message that the snapshot includes, so a subscriber goes on after this number.
+//!
+//! An answer takes memory until its guest has read it, so answers have places: few in all, one for an address, and each for a
+//! limited time.
 
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
+use super::told::Event;
 use super::zmtp::{
-    GuestMessage, Guests, MAX_FRAME_BYTES, SILENCE, accept, greet, pong, put_message, take_frame, wrong,
+    GuestMessage, MAX_FRAME_BYTES, SILENCE, accept, greet, pong, put_message, take_frame, wrong,
 };
+use crate::config::EventHashes;
+use crate::guests::{Guest, Guests};
 
 /// Keeps messages, and sends them again. Once dropped, it takes no more requests.
 pub(super) struct Replay {
@@ -29,12 +36,22 @@ pub(super) struct Replay {
     address: SocketAddr,
 }
 
-/// A message that was sent, or a part of a snapshot.
+/// A message that was sent, or one of a snapshot.
 #[derive(Debug, Clone)]
 pub(super) struct Old {
     pub(super) topic: Bytes,
     pub(super) number: u64,
     pub(super) payload: Bytes,
+}
+
+/// The held chunks of one GPU in one topic, for a snapshot.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) topic: Bytes,
+    pub(super) number: u64,
+    pub(super) device: u16,
+    pub(super) hashes: EventHashes,
+    pub(super) events: Vec<Event>,
 }
 
 /// A request for a snapshot.
@@ -43,7 +60,7 @@ pub(super) struct Ask {
     /// The prefix of the wanted topics.
     pub(super) topic: Bytes,
     /// Takes the snapshot.
-    pub(super) answer: oneshot::Sender<Vec<Old>>,
+    pub(super) answer: oneshot::Sender<Vec<Part>>,
 }
 
 #[derive(Debug)]
@@ -71,13 +88,15 @@ impl Replay {
         let kept = Arc::new(Mutex::new(Kept { messages: VecDeque::new(), most, bytes: 0 }));
         let (ask, asks) = mpsc::channel(MAX_GUESTS);
         let known = Arc::clone(&kept);
+        let answers = Guests::new(MAX_ANSWERS, 1);
         let accepting = actix_rt::spawn(accept(
             listener,
             Guests::new(MAX_GUESTS, MAX_FROM_ONE_ADDRESS),
             move |socket, place| {
-                let (known, ask) = (Arc::clone(&known), ask.clone());
+                let (known, ask, answers) = (Arc::clone(&known), ask.clone(), answers.clone());
                 actix_rt::spawn(async move {
-                    if let Err(error) = serve(socket, &known, &ask).await {
+                    let answer_place = || answer_place(&answers, &place);
+                    if let Err(error) = serve(socket, &known, &ask, answer_place).await {
                         tracing::debug!(%error, "a replay of events has ended");
                     }
                     drop(place);
@@ -132,7 +151,12 @@ impl Kept {
 }
 
 /// Serves one guest until it goes.
-async fn serve(mut socket: TcpStream, kept: &Mutex<Kept>, ask: &mpsc::Sender<Ask>) -> io::Result<()> {
+async fn serve(
+    mut socket: TcpStream,
+    kept: &Mutex<Kept>,
+    ask: &mpsc::Sender<Ask>,
+    answer_place: impl AsyncFn() -> Guest,
+) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let (mut reader, mut writer) = socket.split();
     let mut buffer = BytesMut::with_capacity(MAX_FRAME_BYTES);
@@ -151,13 +175,9 @@ async fn serve(mut socket: TcpStream, kept: &Mutex<Kept>, ask: &mpsc::Sender<Ask
                     return Err(wrong("its request has too many frames"));
                 }
                 if !is_more {
-                    let messages = match request(&std::mem::take(&mut frames))? {
-                        Request::From(number, topic) => {
-                            kept.lock().unwrap_or_else(PoisonError::into_inner).from(number, &topic)
-                        }
-                        Request::Snapshot(topic) => snapshot(ask, topic).await?,
-                    };
-                    answer(&mut writer, &messages).await?;
+                    let request = request(&std::mem::take(&mut frames))?;
+                    let _place = answer_place().await;
+                    timeout(ANSWER_DEADLINE, answer(&mut writer, request, kept, ask)).await??;
                 }
             }
             None if reader.read_buf(&mut buffer).await? == 0 => return Ok(()),
@@ -166,10 +186,34 @@ async fn serve(mut socket: TcpStream, kept: &Mutex<Kept>, ask: &mpsc::Sender<Ask
     }
 }
 
-async fn snapshot(ask: &mpsc::Sender<Ask>, topic: Bytes) -> io::Result<Vec<Old>> {
-    let (answer, made) = oneshot::channel();
-    ask.send(Ask { topic, answer }).await.map_err(|_| wrong("the node stops"))?;
-    made.await.map_err(|_| wrong("the node stops"))
+/// Waits for the place of an answer.
+async fn answer_place(answers: &Guests, guest: &Guest) -> Guest {
+    loop {
+        if let Some(place) = answers.enter(guest.address()) {
+            return place;
+        }
+        sleep(PLACE_PAUSE).await;
+    }
+}
+
+async fn answer(
+    writer: &mut (impl AsyncWrite + Unpin),
+    request: Request,
+    kept: &Mutex<Kept>,
+    ask: &mpsc::Sender<Ask>,
+) -> io::Result<()> {
+    match request {
+        Request::From(number, topic) => {
+            let messages = kept.lock().unwrap_or_else(PoisonError::into_inner).from(number, &topic);
+            send(writer, messages.into_iter()).await
+        }
+        Request::Snapshot(topic) => {
+            let (answer, made) = oneshot::channel();
+            ask.send(Ask { topic, answer }).await.map_err(|_| wrong("the node stops"))?;
+            let parts = made.await.map_err(|_| wrong("the node stops"))?;
+            send(writer, parts.iter().flat_map(Part::messages)).await
+        }
+    }
 }
 
 /// Reads a request.
@@ -186,11 +230,13 @@ fn request(frames: &[Bytes]) -> io::Result<Request> {
     })
 }
 
-async fn answer(writer: &mut (impl AsyncWrite + Unpin), messages: &[Old]) -> io::Result<()> {
+/// Sends messages, and the message that ends an answer. Takes a message when the one before it has been sent.
+async fn send(writer: &mut (impl AsyncWrite + Unpin), messages: impl Iterator<Item = Old>) -> io::Result<()> {
     let end = Old { topic: Bytes::new(), number: END.cast_unsigned(), payload: Bytes::new() };
-    for Old { topic, number, payload } in messages.iter().chain([&end]) {
+    for Old { topic, number, payload } in messages.chain([end]) {
         let mut encoded = BytesMut::new();
-        put_message(&mut encoded, &[b"", topic, &number.to_be_bytes(), payload]);
+        put_message(&mut encoded, &[b"", &topic, &number.to_be_bytes(), &payload]);
+        drop(payload);
         timeout(SILENCE, writer.write_all(&encoded)).await??;
     }
     Ok(())
@@ -205,6 +251,15 @@ const SNAPSHOT: i64 = -2;
 /// Maximum number of guests, in all and from one address.
 const MAX_GUESTS: usize = 32;
 const MAX_FROM_ONE_ADDRESS: usize = 8;
+
+/// Maximum number of answers at a time. Each may keep as much as [`MOST_KEPT_BYTES`].
+const MAX_ANSWERS: usize = 4;
+
+/// How long an answer may take.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long to wait before looking again for the place of an answer.
+const PLACE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Maximum number of frames of a request.
 const MAX_FRAMES: usize = 3;
@@ -245,6 +300,43 @@ mod tests {
             kept.add(old("a", number, MOST_KEPT_BYTES / 2));
         }
         assert_eq!((kept.messages.len(), kept.bytes), (2, MOST_KEPT_BYTES));
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_made_as_fast_as_it_is_read() {
+        let (mut writer, mut reader) = tokio::io::duplex(100);
+        let made = std::cell::Cell::new(0);
+        let messages = (0..10).map(|number| {
+            made.set(made.get() + 1);
+            old("a", number, 100)
+        });
+        let mut sending = Box::pin(send(&mut writer, messages));
+        let read = async {
+            let mut bytes = [0; 120];
+            for so_far in 1..10 {
+                tokio::task::yield_now().await;
+                assert!(made.get() <= so_far + 1, "{} are made after {so_far}", made.get());
+                reader.read_exact(&mut bytes).await.unwrap();
+            }
+        };
+        tokio::select! {
+            biased;
+            sent = &mut sending => panic!("the guest has not read all of it: {sent:?}"),
+            () = read => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_slow_guests_of_one_address_wait_for_each_other_and_for_nobody_else() {
+        let (guests, answers) = (Guests::new(8, 8), Guests::new(MAX_ANSWERS, 1));
+        let guest = |last| guests.enter([127, 0, 0, last].into()).unwrap();
+        let (one, two, other) = (guest(1), guest(1), guest(2));
+        let held = answer_place(&answers, &one).await;
+        let _other = answer_place(&answers, &other).await;
+        let patience = Duration::from_secs(1);
+        assert!(timeout(patience, answer_place(&answers, &two)).await.is_err());
+        drop(held);
+        assert!(timeout(patience, answer_place(&answers, &two)).await.is_ok());
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(super) enum Written<'a> {
         lora_id: Option<u32>,
         medium: &'static str,
         lora_name: Option<&'a str>,
-        extra_keys: Option<&'a Value>,
+        extra_keys: Option<ExtraKeys<'a>>,
         locality: &'static str,
         ownership: &'static str,
     },
@@ -69,6 +69,10 @@ pub(super) enum Written<'a> {
     },
     AllBlocksCleared {},
 }
+
+/// Extra keys as JSON. They are parsed only while they are written: parsed, they take up to 90 times their bytes.
+#[derive(Clone, Copy)]
+pub(super) struct ExtraKeys<'a>(&'a str);
 
 /// A hash in the form in which engines publish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -270,6 +274,14 @@ impl Event {
         Self::Stored { hashes: vec![chunk.hash], parent, chunk_tokens }
     }
 
+    /// Bytes of the description in the event, approximately.
+    pub(super) fn described_bytes(&self) -> usize {
+        match self {
+            Self::Described(described) => described.bytes(),
+            _ => 0,
+        }
+    }
+
     /// The event in vLLM's format.
     pub(super) fn told(&self, form: EventHashes) -> Written<'_> {
         let all = |hashes: &[ChunkHash]| hashes.iter().map(|hash| Hash::of(hash, form)).collect();
@@ -295,7 +307,7 @@ impl Event {
                 lora_id: described.chunk.lora_id,
                 medium: MEDIUM,
                 lora_name: described.chunk.lora_name.as_deref(),
-                extra_keys: described.extra_keys.as_ref(),
+                extra_keys: Some(ExtraKeys(&described.chunk.extra_keys)).filter(|keys| !keys.0.is_empty()),
                 locality: LOCALITY,
                 ownership: OWNER,
             },
@@ -316,6 +328,12 @@ impl Hash {
             EventHashes::Int64 => Self::Int(hash.0.last_chunk().map_or(0, |tail| u64::from_be_bytes(*tail))),
             EventHashes::Bytes => Self::Bytes(hash.0),
         }
+    }
+}
+
+impl Serialize for ExtraKeys<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serde_json::from_str::<Value>(self.0).map_err(serde::ser::Error::custom)?.serialize(serializer)
     }
 }
 
@@ -364,7 +382,7 @@ mod tests {
 
     /// Descriptions of these chunks, each with two blocks of two tokens.
     fn descriptions(chunks: &[u8]) -> Descriptions {
-        let descriptions = Descriptions::kept();
+        let descriptions = Descriptions::kept(0);
         let chunks = chunks.iter().map(|&number| Described {
             blocks: vec![hash(100 + number), hash(number)],
             parent: (number > 1).then(|| hash(number - 1)),

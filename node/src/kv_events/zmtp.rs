@@ -1,19 +1,18 @@
 //! The part of ZMTP 3.0 (<https://rfc.zeromq.org/spec/23/>, NULL mechanism) that the sockets for events and replays need:
-//! greetings, frames, heartbeats, and places for guests. A guest is a process that connects.
+//! greetings, frames and heartbeats. A guest is a process that connects.
 //!
 //! Anybody who reaches the port may connect, so every resource of a guest has a bound: connections (in all and from one address)
 //! and the bytes of a frame. The ZeroMQ crate that the tests use bounds none of these. It reserves the length that a frame
 //! announces, so 20 bytes from a stranger would end the node.
 
-use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+
+use crate::guests::{Guest, Guests};
 
 /// A message of a guest.
 #[derive(Debug, PartialEq)]
@@ -21,52 +20,6 @@ pub(super) enum GuestMessage {
     Command(Bytes),
     /// A part of a message, and whether more parts follow.
     Message(Bytes, bool),
-}
-
-/// The guests, by address.
-#[derive(Debug, Clone)]
-pub(super) struct Guests {
-    known: Arc<Mutex<HashMap<IpAddr, usize>>>,
-    all: usize,
-    from_one_address: usize,
-}
-
-/// The place of a connected guest.
-#[derive(Debug)]
-pub(super) struct Guest {
-    all: Guests,
-    address: IpAddr,
-}
-
-impl Guests {
-    /// Makes places for this many guests, in all and from one address.
-    pub(super) fn new(all: usize, from_one_address: usize) -> Self {
-        Self { known: Arc::default(), all, from_one_address }
-    }
-
-    /// Takes a place, if one is free.
-    fn enter(&self, address: IpAddr) -> Option<Guest> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.values().sum::<usize>() >= self.all
-            || known.get(&address).is_some_and(|&guests| guests >= self.from_one_address)
-        {
-            return None;
-        }
-        *known.entry(address).or_default() += 1;
-        Some(Guest { all: self.clone(), address })
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        let mut known = self.all.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(guests) = known.get_mut(&self.address) {
-            *guests -= 1;
-            if *guests == 0 {
-                known.remove(&self.address);
-            }
-        }
-    }
 }
 
 /// Accepts guests forever, and passes each to `welcome` with its place.
@@ -233,19 +186,6 @@ mod tests {
             buffer.extend_from_slice(&bytes.to_be_bytes());
             assert!(take_frame(&mut buffer).is_err());
         }
-    }
-
-    #[test]
-    fn one_address_does_not_take_all_places() {
-        let guests = Guests::new(256, 64);
-        let address = |last| IpAddr::from([10, 0, 0, last]);
-        let taken: Vec<_> = (0..256).map_while(|_| guests.enter(address(1))).collect();
-        assert_eq!(taken.len(), 64);
-        let others: Vec<_> =
-            (2..=9).flat_map(|last| vec![last; 60]).filter_map(|last| guests.enter(address(last))).collect();
-        assert_eq!(taken.len() + others.len(), 256);
-        drop(taken);
-        assert!(guests.enter(address(1)).is_some());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use larder_tests::content::prompt;
 use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
 use larder_tests::{server, wait};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use zeromq::{Socket as _, SocketRecv as _, SubSocket};
 
 use super::devices::Node;
@@ -78,6 +79,27 @@ fn a_follower_knows_what_a_node_holds_from_its_snapshot_and_what_follows() {
     let mut late = Follower::new(&node);
     late.read_until("live", |_| true);
     assert_eq!(late.held, expected, "whoever comes later gets the same as a snapshot");
+}
+
+#[test]
+fn the_followers_of_one_address_leave_places_to_others() {
+    let node = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{ONE_TENANT}")).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    // A stream and whether it has events.
+    let follow = |last| {
+        runtime.block_on(async {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(([127, 0, 0, last], 0).into()).unwrap();
+            let mut stream = socket.connect(node.http().parse().unwrap()).await.unwrap();
+            stream.write_all(b"GET /events HTTP/1.1\r\nhost: node\r\n\r\n").await.unwrap();
+            let mut status = [0; 12];
+            stream.read_exact(&mut status).await.unwrap();
+            (stream, &status == b"HTTP/1.1 200")
+        })
+    };
+    let followers: Vec<_> = (0..40).map(|_| follow(1)).collect();
+    assert_eq!(followers.iter().filter(|(_, follows)| *follows).count(), 32);
+    assert!(follow(2).1);
 }
 
 #[test]
@@ -380,6 +402,10 @@ fn events_of_chunks_that_engines_describe_stand_alone_and_can_be_asked_for_again
     let engine = Engine::connect(&node.socket("default"));
     let [first, second] = [prompt(b'a', 3), prompt(b'b', 2)];
     engine.session.describe(&engine.namespace, described(&first));
+    // Chunks of this namespace have 16 tokens, so this description is not told.
+    let mut short = described(&second);
+    short.iter_mut().for_each(|chunk| chunk.tokens.truncate(8));
+    engine.session.describe(&engine.namespace, short);
     engine.put(&first);
     engine.put(&second);
     let mut asker = Asker::connect(&node);

@@ -38,7 +38,7 @@ impl Reservation {
         positions: &[u32],
         pool: usize,
         layers: &Range<u32>,
-    ) -> Result<Option<(&Arc<Window>, u64)>, SessionError> {
+    ) -> Result<Option<(&Arc<Window>, Vec<u64>)>, SessionError> {
         let namespace = &self.claim.namespace;
         let most = namespace.pool_layers()[pool];
         assert!(
@@ -55,7 +55,7 @@ impl Reservation {
         let chunk_bytes =
             self.claim.layers_stride(pool, layers) * (positions.len() * namespace.slices()) as u64;
         match &self.claim.link.window {
-            Some(window) if chunk_bytes <= window.len() => Ok(Some((window, chunk_bytes))),
+            Some(window) if chunk_bytes <= window.len() => Ok(Some((window, vec![chunk_bytes]))),
             window => {
                 let window_bytes = window.as_ref().map_or(0, |window| window.len());
                 Err(SessionError::WindowTooSmall { chunk_bytes, window_bytes })

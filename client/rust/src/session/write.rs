@@ -57,7 +57,26 @@ impl Session {
     /// Panics if the reservation has no chunk there.
     pub fn stage(&self, reservation: &Reservation, position: u32) -> Call<StagedChunk> {
         let staged = reservation.staged(position);
-        self.take_room(reservation.room_needed(&[position]), staged, StagedChunk::put_into)
+        self.take_room(reservation.room_needed(&[position]), staged, |staged: &mut StagedChunk, ranges| {
+            ranges.into_iter().for_each(|range| staged.put_into(range));
+        })
+    }
+
+    /// Gives the reserved chunks at `positions` (in the chain) room as [`Self::stage`] does, to all of them at once: two callers
+    /// that each need most of the window do not wait for each other.
+    ///
+    /// Cancel safe: no room is taken.
+    ///
+    /// # Errors
+    /// `WindowTooSmall` if the chunks together are larger than the window; `Timeout` if not enough room was freed in time.
+    ///
+    /// # Panics
+    /// Panics if the reservation has no chunk there.
+    pub fn stage_chunks(&self, reservation: &Reservation, positions: &[u32]) -> Call<Vec<StagedChunk>> {
+        let staged = positions.iter().map(|&position| reservation.staged(position)).collect();
+        self.take_room(reservation.room_needed(positions), staged, |staged: &mut Vec<StagedChunk>, ranges| {
+            staged.iter_mut().zip(ranges).for_each(|(chunk, range)| chunk.put_into(range));
+        })
     }
 
     /// Hands filled chunks of one reservation over, and returns how many of them the node keeps. Their room is free again when
@@ -89,16 +108,16 @@ impl Session {
         })
     }
 
-    /// Takes the room in the write window that `value` needs, if it needs some.
+    /// Takes the room in the write window that `value` needs, if it needs some: pieces of these sizes.
     pub(crate) fn take_room<T: Send + 'static>(
         &self,
-        needed: Result<Option<(&Arc<Window>, u64)>, SessionError>,
+        needed: Result<Option<(&Arc<Window>, Vec<u64>)>, SessionError>,
         value: T,
-        give: fn(&mut T, WindowRange),
+        give: fn(&mut T, Vec<WindowRange>),
     ) -> Call<T> {
         let step = match needed {
-            Ok(Some((window, bytes))) => {
-                Step::TakeRoom(RoomFor { window: Arc::clone(window), bytes, value, give })
+            Ok(Some((window, sizes))) => {
+                Step::TakeRoom(RoomFor { window: Arc::clone(window), sizes, value, give })
             }
             Ok(None) => Step::Done(Ok(value)),
             Err(error) => Step::Done(Err(error)),

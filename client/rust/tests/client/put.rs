@@ -1,10 +1,12 @@
 //! Writing what a node lacks.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use larder_client::{Counters, Session, SessionError, StagedChunk};
 use larder_ipc::Mapping;
 use larder_protocol::session::{Commit, Extent, Request, Reserved, Response};
+use tokio::time::timeout;
 
 use crate::fake_node::{
     BLOCK_BYTES, FakeNode, ROOM_BYTES, SLICES, arena, chain, node, options, pattern, reserved, sealed, spec,
@@ -82,6 +84,32 @@ fn a_threads_staged_chunks_arrive_byte_for_byte() {
         assert_eq!(session.commit(&reservation, staged).wait().unwrap(), positions.len() as u32);
     }
     drop((session, reservation));
+    node.join().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_callers_that_each_need_most_of_the_window_do_not_wait_for_each_other() {
+    let (socket, node) = node(|mut node| {
+        node.open(2_000).unwrap();
+        node.answer_next(&reserved(21, [1, 2, 4]), Vec::new());
+        while node.next().is_some() {}
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    let reservation = session.reserve(&namespace, &chain(5), 0).await.unwrap();
+    let one = session.stage(&reservation, 4).await.unwrap();
+    // Half of the window is free: two chunks wait, and take nothing from a chunk that fits.
+    let mut both = session.stage_chunks(&reservation, &[1, 2]).into_future();
+    assert!(timeout(Duration::ZERO, &mut both).await.is_err());
+    let other = tokio::task::block_in_place(|| session.stage(&reservation, 4).wait()).unwrap();
+    drop((one, other));
+    let staged = both.await.unwrap();
+    assert_eq!(staged.iter().map(StagedChunk::position).collect::<Vec<_>>(), [1, 2]);
+    assert!(matches!(
+        session.stage_chunks(&reservation, &[1, 2, 4]).await,
+        Err(SessionError::WindowTooSmall { chunk_bytes: 2_400, window_bytes: 2_000 })
+    ));
+    drop((session, reservation, staged));
     node.join().unwrap();
 }
 
