@@ -292,7 +292,7 @@ impl KvEvents {
 impl Part {
     /// The messages, each encoded when it is taken.
     fn messages(&self) -> impl Iterator<Item = Old> {
-        in_messages(&self.events).map(|events| Old {
+        in_messages(&self.events).map(move |events| Old {
             topic: self.topic.clone(),
             number: self.number,
             payload: encode(self.hashes, self.device, events),

@@ -202,7 +202,7 @@ sessions! {
     fn stage_chunks(&self, reservation: &Reservation, positions: Vec<u32>) -> Vec<StagedChunk> {
         let reservation = reservation.share_for(&positions)?;
         let call = self.session()?.stage_chunks(&reservation, &positions);
-        then(call, move |staged| staged.into_iter().map(|one| StagedChunk::new(&reservation, one)).collect())
+        then(call, move |staged| staged.into_iter().map(|one| StagedChunk::new(&reservation, one)).collect::<Vec<_>>())
     }
 
     /// Hands filled chunks of one reservation over, and returns how many the node keeps.

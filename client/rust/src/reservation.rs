@@ -67,6 +67,9 @@ struct Claim {
 #[derive(Clone)]
 pub(crate) struct Remaining(Arc<AtomicUsize>);
 
+/// The window, and the sizes of the pieces of it that are needed.
+pub(crate) type RoomNeeded<'a> = (&'a Arc<Window>, Vec<u64>);
+
 enum WriteRoom {
     /// A part of the write window.
     Window(WindowRange),
@@ -150,10 +153,7 @@ impl Reservation {
     ///
     /// # Panics
     /// Panics if the reservation has no chunk there.
-    pub(crate) fn room_needed(
-        &self,
-        positions: &[u32],
-    ) -> Result<Option<(&Arc<Window>, Vec<u64>)>, SessionError> {
+    pub(crate) fn room_needed(&self, positions: &[u32]) -> Result<Option<RoomNeeded<'_>>, SessionError> {
         let pools = positions.iter().map(|&position| self.pools[self.index(position)]);
         let blocks = self.claim.namespace.blocks_per_chunk();
         let sizes: Vec<u64> = pools.map(|pools| self.claim.block_offset(pools, blocks)).collect();

@@ -172,6 +172,9 @@ mod tests {
             });
             slow.push(actix_web::rt::spawn(understood));
         }
+        while bodies.large.threads.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
         let refused = read(&bodies, 1 << 20).await.unwrap().understand(|_| Ok(())).await.unwrap_err();
         let response = refused.error_response();
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);

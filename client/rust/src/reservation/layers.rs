@@ -6,9 +6,9 @@ use std::sync::Arc;
 use larder_protocol::handoff::HandOver;
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 
-use super::{BLOCK_ALIGNMENT, Claim, CommitPart, Reservation};
+use super::{BLOCK_ALIGNMENT, Claim, CommitPart, Reservation, RoomNeeded};
 use crate::error::SessionError;
-use crate::window::{Window, WindowRange};
+use crate::window::WindowRange;
 use larder_ipc::Mapping;
 
 /// Room for some layers of some chunks of a reservation, to be filled and handed over. Dropping it frees the room.
@@ -38,7 +38,7 @@ impl Reservation {
         positions: &[u32],
         pool: usize,
         layers: &Range<u32>,
-    ) -> Result<Option<(&Arc<Window>, Vec<u64>)>, SessionError> {
+    ) -> Result<Option<RoomNeeded<'_>>, SessionError> {
         let namespace = &self.claim.namespace;
         let most = namespace.pool_layers()[pool];
         assert!(

@@ -10,8 +10,8 @@ use crate::call::{Call, RoomFor, Step};
 use crate::error::SessionError;
 use crate::link::round_trip::RoundTrip;
 use crate::namespace::Namespace;
-use crate::reservation::{CommitPart, Reservation, StagedChunk};
-use crate::window::{Window, WindowRange};
+use crate::reservation::{CommitPart, Reservation, RoomNeeded, StagedChunk};
+use crate::window::WindowRange;
 
 impl Session {
     /// Asks for room for those chunks of `chain` that are missing. `priority` is 0 for ordinary traffic; chunks of a higher
@@ -111,7 +111,7 @@ impl Session {
     /// Takes the room in the write window that `value` needs, if it needs some: pieces of these sizes.
     pub(crate) fn take_room<T: Send + 'static>(
         &self,
-        needed: Result<Option<(&Arc<Window>, Vec<u64>)>, SessionError>,
+        needed: Result<Option<RoomNeeded<'_>>, SessionError>,
         value: T,
         give: fn(&mut T, Vec<WindowRange>),
     ) -> Call<T> {
