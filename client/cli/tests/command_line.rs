@@ -244,7 +244,7 @@ fn an_authority_replaces_no_file_and_leaves_no_half_of_a_pair() {
 
     std::fs::write(dir.path().join("b.pem"), "mine").unwrap();
     let (status, text) = refusal(&["ca", "issue", "node", "b", "--dir", ca]);
-    assert!(status == Some(2) && text.contains("b.pem is there already"), "{text}");
+    assert!(status == Some(2) && text.contains("b.pem exists already"), "{text}");
     assert!(!dir.path().join("b.key").exists());
 }
 

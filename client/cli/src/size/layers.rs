@@ -190,7 +190,8 @@ mod tests {
     #[test]
     fn layers_that_contradict_each_other_or_are_unknown_are_refused() {
         let text = r#"{"num_hidden_layers": 2, "layer_types": ["full_attention"]}"#;
-        assert_eq!(complaint(text), "`num_hidden_layers` is 2, but `layer_types` names 1");
+        let names_one = "`num_hidden_layers` is 2, but `layer_types` names 1 layers";
+        assert!(complaint(text).starts_with(names_one), "{}", complaint(text));
         assert!(complaint(r#"{"layer_types": ["magic"]}"#).contains("`magic`"));
         assert!(complaint(r#"{"layer_types": ["sliding_attention"]}"#).contains("--set sliding_window"));
         assert!(complaint("{}").contains("--set num_hidden_layers"));

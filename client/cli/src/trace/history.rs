@@ -312,7 +312,7 @@ mod tests {
         assert_eq!((history.is_log(), history.chunk_tokens(), history.requests().len()), (false, 512, 2));
         assert!(
             complaint(&format!("{text}{}", line(5, 40, 16, "a", &[7])))
-                .contains("line 2: a recorded lookup with chunks of 16 tokens, but before a trace's request")
+                .contains("line 2: a recorded lookup with chunks of 16 tokens, but a trace's request")
         );
     }
 
