@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_word_that_is_no_level_is_refused_and_targets_need_a_level() {
-        for filter in ["info", "OFF", "larder_node=debug,warn", "3", "[span]=info", "warn, larder_core=trace"]
+        for filter in ["info", "OFF", "larder_node=debug,warn", "3", "[span]=info", "warn,larder_core=trace"]
         {
             check_filter(filter).unwrap();
         }
