@@ -1,7 +1,6 @@
 //! Copies of many parts of blocks at once, by several threads: one thread copies a fraction of what a server's memory can move.
 
 use std::mem;
-use std::num::NonZero;
 use std::sync::Mutex;
 use std::thread;
 
@@ -123,19 +122,6 @@ pub fn by_threads<T: Send>(
 fn next<T>(left: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
     lock(left).next()
 }
-
-/// The number of threads that copy at once, if the options ask for `asked`. Without a number (0), it is half of the CPUs that the
-/// process may use, at most four: several engines share a host's memory.
-pub(crate) fn copy_threads(asked: usize) -> usize {
-    match asked {
-        0 => (thread::available_parallelism().map_or(1, NonZero::get) / 2).clamp(1, MOST_BY_DEFAULT),
-        asked => asked.min(MOST_THREADS),
-    }
-}
-
-const MOST_BY_DEFAULT: usize = 4;
-
-const MOST_THREADS: usize = 64;
 
 /// Bytes that a thread takes at a time: enough to hide the taking, few enough to end together.
 const BATCH_BYTES: usize = 1 << 20;

@@ -20,7 +20,6 @@ use larder_protocol::session::{Request, Response, Welcome, decode_response};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use self::round_trip::{Answer, Deliver, RoundTrip};
-use crate::copies;
 use crate::error::{ProtocolError, SessionError};
 use crate::extents::Extents;
 use crate::lock;
@@ -92,9 +91,9 @@ impl Link {
         window: Option<Arc<Window>>,
         options: &SessionOptions,
     ) -> Self {
-        let &SessionOptions { timeout, verify, verify_seed, copy_threads, .. } = options;
+        let &SessionOptions { timeout, verify, verify_seed, .. } = options;
         Self {
-            copy_threads: copies::copy_threads(copy_threads),
+            copy_threads: options.threads_that_copy(),
             verifier: Verifier::new(verify, verify_seed),
             socket,
             reader: Mutex::new(reader),

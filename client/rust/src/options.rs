@@ -1,6 +1,8 @@
 //! The options of sessions and lookups.
 
+use std::num::NonZero;
 use std::str::FromStr;
+use std::thread;
 use std::time::Duration;
 
 use larder_protocol::session::Tier;
@@ -75,6 +77,16 @@ impl FromStr for Verify {
     }
 }
 
+impl SessionOptions {
+    /// Threads that copy at once: at least one. Without a number, half of the CPUs do: several engines share a host's memory.
+    pub(crate) fn threads_that_copy(&self) -> usize {
+        match self.copy_threads {
+            0 => (thread::available_parallelism().map_or(1, NonZero::get) / 2).clamp(1, MOST_BY_DEFAULT),
+            asked => asked.min(MOST_COPY_THREADS),
+        }
+    }
+}
+
 impl Default for SessionOptions {
     fn default() -> Self {
         Self {
@@ -93,3 +105,6 @@ impl Default for SessionOptions {
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
+
+const MOST_BY_DEFAULT: usize = 4;
+const MOST_COPY_THREADS: usize = 64;

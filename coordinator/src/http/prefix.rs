@@ -255,9 +255,12 @@ mod tests {
         let engine = r#"{"name": "sha256_cbor", "block_tokens": 1}"#;
         for hash in [r#"{"name": "larder"}"#, engine] {
             assert_eq!(asked(MAX_CHAIN_CHUNKS, 1, hash).unwrap().chain.len(), MAX_CHAIN_CHUNKS);
-            assert_eq!(asked(MAX_CHAIN_CHUNKS + 1, 1, hash).err().unwrap(), "at most 8192 chunks\n");
+            assert_eq!(
+                asked(MAX_CHAIN_CHUNKS + 1, 1, hash).err().unwrap(),
+                "a prompt has at most 8192 chunks\n"
+            );
         }
         let refused = asked(MAX_TOKENS + 1, 65_536, engine).err().unwrap();
-        assert_eq!(refused, "at most 2097152 tokens\n");
+        assert_eq!(refused, "a prompt has at most 2097152 tokens\n");
     }
 }

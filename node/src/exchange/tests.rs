@@ -407,7 +407,7 @@ fn a_node_of_version_1_sends_blocks_and_is_asked_for_nothing_that_it_does_not_kn
             let (node, trace) = (NodeNumber(2), Trace::default());
             let answer = asker.actor.send(AskPeer { node, request, deadline: LONG, trace }).await.unwrap();
             let error = answer.unwrap_err().to_string();
-            assert!(error.contains("it speaks larder/1, which has no such request"), "{error}");
+            assert!(error.contains("the node speaks larder/1, which has no such request"), "{error}");
             assert!(asker.pings(LONG).await && asker.silent.get().is_empty());
         });
     }
