@@ -1,8 +1,7 @@
 //! The facts of an answered lookup: for hit rates, the lookup log, and trying other caches.
 
-use larder_protocol::limits::MAX_CHAIN_CHUNKS;
 use larder_protocol::session::{Found, Lookup};
-use larder_protocol::{Chain, ChunkHash, Fingerprint};
+use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::Core;
 use crate::bring::prefetch::prefill_speed;
@@ -24,7 +23,7 @@ pub struct LookedUp<'a> {
     pub fingerprint: Fingerprint,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
-    /// Tokens of the prompt: as many as the engine says, at most as many as the chunks allow.
+    /// Tokens of the prompt: as many as the engine says, up to a bound, so that sums do not overflow.
     pub prompt_tokens: u64,
     /// The chunks that could have been hit: the prompt's full chunks, with a token left to compute.
     pub usable: &'a [ChunkHash],
@@ -60,7 +59,6 @@ impl Core {
         let usable = self.store.usable(ask.namespace, &ask.chain, prompt_tokens)?;
         let Usable { chunks, chunk_tokens, fingerprint } = usable;
         let usable = &ask.chain.hashes[..chunks];
-        let prompt_tokens = prompt_tokens.min(named_tokens(&ask.chain, chunk_tokens));
         Some(LookedUp { at: self.millis(), ask, found, fingerprint, chunk_tokens, prompt_tokens, usable })
     }
 
@@ -72,18 +70,6 @@ impl Core {
             self.effects.push_back(Effect::Count(Counted::Avoided(ask.namespace, seconds)));
         }
     }
-}
-
-/// The most tokens that a prompt with these chunks has. Without this bound, one wrong number of tokens would spoil the hit rate of
-/// an hour.
-fn named_tokens(chain: &Chain, chunk_tokens: u32) -> u64 {
-    let chunks = chain.hashes.len();
-    // A longer prompt's chain is cut.
-    if chunks >= MAX_CHAIN_CHUNKS {
-        return u64::MAX;
-    }
-    let before = if chunks == 0 { 0 } else { u64::from(chain.chunk(0).index) };
-    (before + chunks as u64 + 1).saturating_mul(chunk_tokens.into())
 }
 
 /// Tokens of a prompt that are counted: far more than any model takes.
