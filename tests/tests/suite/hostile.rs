@@ -106,7 +106,7 @@ fn bytes_that_are_no_session_are_refused() {
         ("not a Larder session", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec()),
         ("at most 1048576 are allowed", header(MAX_FRAME_BYTES as u32 + 1, 0)),
         ("at most 128 are allowed", header(16, 129)),
-        ("1 descriptors, 0 came", [header(16, 1), vec![0; 16]].concat()),
+        ("announces 1 descriptors, but 0 came", [header(16, 1), vec![0; 16]].concat()),
         ("no message of this version", garbage),
     ];
     for (expected, bytes) in cases {
