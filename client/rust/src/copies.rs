@@ -138,9 +138,9 @@ mod tests {
     use super::*;
 
     /// A part without its memory: position, block, offset and bytes.
-    type Place = (usize, usize, u64, usize);
+    type OnePart = (usize, usize, u64, usize);
 
-    fn places(batches: &[Batch<'_>]) -> Vec<Vec<Place>> {
+    fn places(batches: &[Batch<'_>]) -> Vec<Vec<OnePart>> {
         let place = |part: &BlockPart<'_>| (part.position, part.block, part.offset, part.out.len());
         batches.iter().map(|batch| batch.iter().map(place).collect()).collect()
     }
