@@ -354,7 +354,7 @@ mod kubernetes {
         run(async {
             world.api.next(&[TooMany(1)]);
             let busy = register.read().await.unwrap_err().to_string();
-            assert_eq!(busy, "the API server has too much to do (429): the coordinator waits 1s");
+            assert_eq!(busy, "the API server has too much to do (429); the coordinator waits 1s");
             let asked = world.api.requests();
             let soon = tokio::time::timeout(Duration::from_millis(300), register.read()).await;
             assert!(soon.is_err(), "{soon:?}");
