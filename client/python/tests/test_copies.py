@@ -5,7 +5,7 @@ import threading
 
 import larder_kv
 import pytest
-from conftest import spec
+from conftest import spec, start_cluster
 
 BLOCK = 2 << 20
 CHUNKS = 5
@@ -16,10 +16,18 @@ def content(number: int) -> bytes:
     return random.Random(number).randbytes(BLOCK)
 
 
+@pytest.fixture(scope="module")
+def own():
+    """A node of these tests' own: their blocks would fill the memory of the other tests' nodes."""
+    running = start_cluster("--nodes", "1", "--arena-bytes", "256MiB")
+    yield running
+    running.stop()
+
+
 @pytest.fixture(params=[1, 4])
-def session(request, cluster):
+def session(request, own):
     """A session whose copies take this many threads."""
-    with larder_kv.Session(cluster.sockets[0], window_bytes=32 << 20, copy_threads=request.param) as session:
+    with larder_kv.Session(own.sockets[0], window_bytes=32 << 20, copy_threads=request.param) as session:
         yield session
 
 

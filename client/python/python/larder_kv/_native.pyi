@@ -379,7 +379,7 @@ class Session:
 
         Raises `WindowError` if a chunk is larger than the window, `RequestTimeout` if no room was freed in time."""
     def stage_chunks(self, reservation: Reservation, positions: Sequence[int]) -> list[StagedChunk]:
-        """Gives the reserved chunks at `positions` room to be filled, as `stage` does for one.
+        """Gives the reserved chunks at `positions` room to be filled, as `stage` does for one; all get it at once.
 
         Raises as `stage`: `WindowError` if the chunks together are larger than the window."""
     def commit(self, reservation: Reservation, staged: Sequence[StagedChunk]) -> int:
