@@ -119,9 +119,22 @@ fn certificates_in_subfolders_are_reissued_and_without_any_certificate_nothing_c
     assert!(String::from_utf8(refused.stderr).unwrap().contains("--certificates"));
     assert_eq!((read(dir), stage(dir)), (started, "started".to_owned()));
     done(dir, &["issue", "node", "a", "--out", nodes.to_str().unwrap()]);
+    // Another cluster's authority below this one, and certificates of it without the authority.
+    let (other, strays) = (dir.join("other"), dir.join("strays"));
+    done(&other, &["init"]);
+    done(&other, &["issue", "node", "b"]);
+    done(&other, &["issue", "node", "c", "--out", strays.to_str().unwrap()]);
+    let before = (read(&other), read(&strays));
+    let refused = larder(dir, &["rotate", "reissue"]);
+    assert!(
+        String::from_utf8(refused.stderr).unwrap().contains("c.pem has expired, or is of another authority")
+    );
+    assert_eq!((read(&other), read(&strays)), before);
+    std::fs::remove_dir_all(&strays).unwrap();
     for step in ["reissue", "finish"] {
         done(dir, &["rotate", step]);
     }
+    assert_eq!(read(&other), before.0);
     let node = CredentialFiles { ca: dir.join("ca.pem"), ..files(&nodes, "a") };
     assert_eq!(Credentials::load(&node).unwrap().identity().to_string(), "larder://node/a");
 }

@@ -194,7 +194,7 @@ impl<'a> Files<'a> {
         let signs = if stage == Stage::Started { &next_key } else { &key };
         let authority = Authority::load(&new, &fs::read_to_string(signs)?)
             .with_context(|| Usage(format!("cannot use the authority in {}", self.dir.display())))?;
-        for files in process_files(folders)? {
+        for files in self.process_files(folders)? {
             if !is_issued_by(&files, &new)? {
                 done.push(reissue(&authority, &files, days)?);
             }
@@ -220,7 +220,7 @@ impl<'a> Files<'a> {
             Stage::Reissued => {}
         }
         let new = self.new_authority()?;
-        for files in process_files(folders)? {
+        for files in self.process_files(folders)? {
             if !is_issued_by(&files, &new)? {
                 let path = files.certificate.display();
                 let text =
@@ -241,6 +241,40 @@ impl<'a> Files<'a> {
         found.with_context(|| Usage(format!("{} has no certificate", next.display())))
     }
 
+    /// The certificates with keys in these folders and their subfolders, except the authority's. First repairs the files that an
+    /// interrupted run left.
+    ///
+    /// # Errors
+    /// There is none, or one in a subfolder is not of this authority: nobody named it.
+    fn process_files(&self, folders: &[PathBuf]) -> anyhow::Result<Vec<CredentialFiles>> {
+        let mut found = find(folders)?;
+        if found.is_empty() {
+            let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+            let text = format!(
+                "no certificate of a process stands in {}: name the folders of NAME.pem and NAME.key with --certificates",
+                folders.join(", ")
+            );
+            return Err(Usage(text).into());
+        }
+        found.sort_by(|a, b| a.certificate.cmp(&b.certificate));
+        for files in &found {
+            let [new, new_key] = [&files.certificate, &files.key].map(|path| beside(path));
+            if new.exists() && !new_key.exists() {
+                fs::rename(&new, &files.certificate)?;
+            }
+            let is_named = files.key.parent().is_some_and(|of| folders.iter().any(|folder| folder == of));
+            if !is_named && !is_issued_by(files, &self.trusted.concat())? {
+                let text = format!(
+                    "{} has expired, or is of another authority: name the folders of this authority's certificates with \
+                     --certificates",
+                    files.certificate.display()
+                );
+                return Err(Usage(text).into());
+            }
+        }
+        Ok(found)
+    }
+
     fn trust(&mut self, trusted: Vec<String>, done: &mut Vec<String>) -> anyhow::Result<()> {
         let path = &paths(self.dir, AUTHORITY)[0];
         replace(path, 0o644, &trusted.concat())?;
@@ -258,9 +292,8 @@ fn certificates(pem: &str) -> Vec<String> {
     bodies.map(|body| format!("{begin}{}{end}\n", body.replace('\r', ""))).collect()
 }
 
-/// The certificates with keys in these folders and their subfolders, except the authority's. First repairs the files that an
-/// interrupted run left.
-fn process_files(folders: &[PathBuf]) -> anyhow::Result<Vec<CredentialFiles>> {
+/// The certificates with keys in these folders and their subfolders. A subfolder with an authority of its own is another cluster's.
+fn find(folders: &[PathBuf]) -> anyhow::Result<Vec<CredentialFiles>> {
     let (mut found, mut unread) = (Vec::new(), folders.to_vec());
     while let Some(folder) = unread.pop() {
         let wrong = || Usage(format!("cannot read {}", folder.display()));
@@ -268,7 +301,9 @@ fn process_files(folders: &[PathBuf]) -> anyhow::Result<Vec<CredentialFiles>> {
             let entry = entry.with_context(wrong)?;
             let key = entry.path();
             if entry.file_type().with_context(wrong)?.is_dir() {
-                unread.push(key);
+                if !paths(&key, AUTHORITY)[1].exists() {
+                    unread.push(key);
+                }
                 continue;
             }
             let Some(name) = key.file_stem().map(|name| name.to_string_lossy().into_owned()) else {
@@ -281,25 +316,10 @@ fn process_files(folders: &[PathBuf]) -> anyhow::Result<Vec<CredentialFiles>> {
             }
         }
     }
-    if found.is_empty() {
-        let folders =
-            folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
-        let text = format!(
-            "no certificate of a process stands in {folders}: name the folders of NAME.pem and NAME.key with --certificates"
-        );
-        return Err(Usage(text).into());
-    }
-    found.sort_by(|a, b| a.certificate.cmp(&b.certificate));
-    for files in &found {
-        let [new, new_key] = [&files.certificate, &files.key].map(|path| beside(path));
-        if new.exists() && !new_key.exists() {
-            fs::rename(&new, &files.certificate)?;
-        }
-    }
     Ok(found)
 }
 
-/// Whether a process that trusts only this authority would accept the certificate now.
+/// Whether a process that trusts only this authority, or these, would accept the certificate now.
 fn is_issued_by(files: &CredentialFiles, authority: &str) -> anyhow::Result<bool> {
     let mut ca = tempfile::NamedTempFile::new()?;
     std::io::Write::write_all(&mut ca, authority.as_bytes())?;
