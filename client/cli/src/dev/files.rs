@@ -234,7 +234,8 @@ impl Announcement {
     pub(super) fn publish(runtime_dir: &Path, dir: &Path, addresses: &Addresses) -> Result<Self, DevError> {
         let path = runtime_dir.join("dev.json");
         // A file that cannot be read names no cluster.
-        let before = DevFile::read(&path).ok().flatten().and_then(DevFile::running).map(Box::new);
+        let before =
+            DevFile::read(&path).ok().flatten().and_then(|file| file.running(Some(dir))).map(Box::new);
         let file = DevFile { dir: dir.to_owned(), addresses: addresses.clone(), before };
         file.write(&path).map_err(|source| DevError::File { path: path.clone(), source })?;
         Ok(Self { path, dir: dir.to_owned() })
@@ -253,14 +254,14 @@ impl Announcement {
     fn newest(runtime_dir: &Path) -> Result<DevFile, DevError> {
         let path = runtime_dir.join("dev.json");
         let file = DevFile::read(&path).map_err(|source| DevError::File { path, source })?;
-        file.and_then(DevFile::running).ok_or(DevError::NotRunning)
+        file.and_then(|file| file.running(None)).ok_or(DevError::NotRunning)
     }
 
     /// Names the cluster before this one again, unless the file names a newer cluster by now.
     pub(super) fn withdraw(&self) {
         let named = DevFile::read(&self.path).ok().flatten().filter(|file| file.dir == self.dir);
         let Some(DevFile { before, .. }) = named else { return };
-        let changed = match before.and_then(|before| before.running()) {
+        let changed = match before.and_then(|before| before.running(Some(&self.dir))) {
             Some(before) => before.write(&self.path),
             None => fs::remove_file(&self.path),
         };
@@ -288,10 +289,11 @@ impl DevFile {
         Ok(())
     }
 
-    /// The first of these clusters that still runs. The lock of a killed cluster is free.
-    fn running(self) -> Option<Self> {
-        let runs = lock(&self.dir).is_ok_and(|lock| lock.is_none());
-        if runs { Some(self) } else { self.before?.running() }
+    /// Those of these clusters that still run, except the cluster in `but`. The lock of a killed cluster is free.
+    fn running(self, but: Option<&Path>) -> Option<Self> {
+        let before = self.before.and_then(|before| before.running(but)).map(Box::new);
+        let runs = Some(&*self.dir) != but && lock(&self.dir).is_ok_and(|lock| lock.is_none());
+        if runs { Some(Self { before, ..self }) } else { before.map(|before| *before) }
     }
 }
 
@@ -359,6 +361,10 @@ mod tests {
         let last = Files::create(None, runtime.path()).unwrap();
         drop(Announcement::publish(runtime.path(), last.dir(), &addresses(3)).unwrap());
         assert_eq!(read().unwrap(), addresses(2), "it still runs, and is the newest again");
+        let again = Announcement::publish(runtime.path(), files[1].dir(), &addresses(4)).unwrap();
+        let text = fs::read_to_string(runtime.path().join("dev.json")).unwrap();
+        assert!(!text.contains(":2\""), "a cluster that was killed in this folder is forgotten: {text}");
+        drop(again);
         drop(files);
         assert!(matches!(read(), Err(DevError::NotRunning)), "it was killed");
         drop(newer);
