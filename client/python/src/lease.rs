@@ -107,6 +107,9 @@ impl Lease {
         block: usize,
     ) -> PyResult<()> {
         let guard = self.guard()?;
+        if !outs.is_empty() {
+            check_readable(&guard, first, block)?;
+        }
         let mut memories = Vec::with_capacity(outs.len());
         for (position, out) in (first..).zip(&outs) {
             check_readable(&guard, position, block)?;
@@ -124,7 +127,8 @@ impl Lease {
             block,
             offset: 0,
         });
-        py.detach(|| copy_parts(&guard, targets)).map_err(|error| damaged(&error))
+        let bytes = memories.iter().map(Memory::len).sum();
+        py.detach(|| copy_parts(&guard, bytes, targets)).map_err(|error| damaged(&error))
     }
 
     /// A read-only view of block `block` of the chunk at `position`, without a copy: pass it to `memoryview`, `numpy.frombuffer`

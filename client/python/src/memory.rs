@@ -96,7 +96,7 @@ impl Memory {
         let bytes = (range.end - range.start) as usize;
         // SAFETY: the range lies within the buffer (asserted), which Python keeps in place while `_buffer` is exported, and
         // which it exported as writable. The slice lives for one copy; anybody who touches these bytes meanwhile breaks
-        // the contract of the methods that call this.
+        // the contract of the methods that call this. Slices that live at once share no byte: `copy_parts` checks it.
         unsafe { slice::from_raw_parts_mut(self.start.add(range.start as usize), bytes) }
     }
 
@@ -107,7 +107,7 @@ impl Memory {
     pub(crate) fn copy_to(&self, range: Range<u64>, staged: &mut StagedChunk, block: usize, offset: u64) {
         assert!(range.start <= range.end && range.end <= self.bytes);
         let bytes = (range.end - range.start) as usize;
-        // SAFETY: as in `copy_from`, for reading.
+        // SAFETY: as in `target`, for reading.
         let bytes = unsafe { slice::from_raw_parts(self.start.add(range.start as usize), bytes) };
         staged.copy_from(block, offset, bytes);
     }
@@ -125,7 +125,7 @@ impl Memory {
     ) {
         assert!(range.start <= range.end && range.end <= self.bytes);
         let bytes = (range.end - range.start) as usize;
-        // SAFETY: as in `copy_from`, for reading.
+        // SAFETY: as in `target`, for reading.
         let bytes = unsafe { slice::from_raw_parts(self.start.add(range.start as usize), bytes) };
         staged.copy_from(chunk, part, offset, bytes);
     }
@@ -138,7 +138,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Copies parts of leased blocks, by the session's copy threads unless two targets share memory.
+/// Copies parts of leased blocks, with `bytes` bytes in all, by the session's copy threads unless two targets share memory.
 ///
 /// # Errors
 /// [`Damaged`]: the parts before it are copied.
@@ -147,17 +147,18 @@ impl<'a> Target<'a> {
 /// Panics if a range is beyond its memory or its block, or a memory is read-only.
 pub(crate) fn copy_parts<'a>(
     guard: &LeaseGuard,
+    bytes: u64,
     mut targets: impl Iterator<Item = Target<'a>>,
 ) -> Result<(), Damaged> {
-    if guard.copy_threads() > 1 {
-        let targets: Vec<_> = targets.collect();
-        return if are_apart(&targets) {
-            guard.copy_parts(targets.iter().map(Target::part))
-        } else {
-            targets.iter().try_for_each(|target| guard.copy_parts([target.part()]))
-        };
+    if guard.copy_threads(bytes) == 1 {
+        return targets.try_for_each(|target| guard.copy_part(target.part()));
     }
-    targets.try_for_each(|target| guard.copy_parts([target.part()]))
+    let targets: Vec<_> = targets.collect();
+    if are_apart(&targets) {
+        guard.copy_parts(targets.iter().map(Target::part))
+    } else {
+        targets.iter().try_for_each(|target| guard.copy_part(target.part()))
+    }
 }
 
 /// Whether no two targets share a byte.

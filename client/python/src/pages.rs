@@ -135,7 +135,8 @@ impl PagedMemory {
                     Target { memory: &self.regions[region], range, position, block, offset }
                 })
             });
-        copy_parts(guard, targets)
+        let bytes = pages.len() as u64 * layers.len() as u64 * self.page_bytes;
+        copy_parts(guard, bytes, targets)
     }
 }
 
@@ -252,7 +253,8 @@ impl PagedMemory {
         for chunk in &staged {
             chunk.check(block, 0, self.block_bytes())?;
         }
-        StagedChunk::fill(py, staged.iter().map(|chunk| &**chunk), self.block_bytes(), |number, chunk| {
+        let bytes = self.block_bytes() * staged.len() as u64;
+        StagedChunk::fill(py, staged.iter().map(|chunk| &**chunk), bytes, |number, chunk| {
             let of_chunk = &pages[number * pages_per_chunk..][..pages_per_chunk];
             for (in_chunk, &page) in (0..).zip(of_chunk) {
                 for PageRun { region, range, offset } in self.pieces(layers.clone(), page, in_chunk) {

@@ -1,5 +1,6 @@
 //! Turns Python's arguments into requests, and results into Python's values.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::time::Duration;
 
@@ -86,11 +87,16 @@ impl Patience {
 }
 
 pub(crate) fn check_reserved(reservation: &larder_client::Reservation, positions: &[u32]) -> PyResult<()> {
-    let is_reserved = |position: &&u32| reservation.chunks().binary_search(position).is_err();
-    match positions.iter().find(is_reserved) {
-        Some(position) => Err(PyValueError::new_err(format!("the chunk at {position} is not reserved"))),
-        None => Ok(()),
+    let mut seen = HashSet::new();
+    for position in positions {
+        if reservation.chunks().binary_search(position).is_err() {
+            return Err(PyValueError::new_err(format!("the chunk at {position} is not reserved")));
+        }
+        if !seen.insert(position) {
+            return Err(PyValueError::new_err(format!("the chunk at {position} is named twice")));
+        }
     }
+    Ok(())
 }
 
 /// # Errors

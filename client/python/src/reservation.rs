@@ -83,7 +83,7 @@ impl StagedChunk {
         taken.ok_or_else(|| released("staged chunk"))
     }
 
-    /// Fills chunks, each with about `bytes` bytes, by the session's copy threads. The interpreter's lock is released once for all
+    /// Fills chunks, with `bytes` bytes in all, by the session's copy threads. The interpreter's lock is released once for all
     /// of them. `write` copies to the chunk of that number.
     pub(crate) fn fill<'a>(
         py: Python<'_>,
@@ -95,9 +95,8 @@ impl StagedChunk {
         let Some(first) = slots.first() else { return Ok(()) };
         let is_released = AtomicBool::new(false);
         py.detach(|| {
-            let threads = locked(first).as_ref().map_or(1, larder_client::StagedChunk::copy_threads);
-            let bytes = bytes * slots.len() as u64;
-            by_threads(threads, bytes, slots.iter().enumerate(), |(number, slot)| match &mut *locked(slot) {
+            let threads = locked(first).as_ref().map_or(1, |chunk| chunk.copy_threads(bytes));
+            by_threads(threads, slots.iter().enumerate(), |(number, slot)| match &mut *locked(slot) {
                 Some(chunk) => write(number, chunk),
                 None => is_released.store(true, Ordering::Relaxed),
             });
@@ -239,18 +238,19 @@ impl StagedChunk {
             let text = format!("there are {} staged chunks and {} sources", staged.len(), sources.len());
             return Err(PyValueError::new_err(text));
         }
-        let Some(first) = staged.first() else { return Ok(()) };
-        let bytes = first.block_bytes(block)?;
         let sources = sources.iter().map(Memory::readable).collect::<PyResult<Vec<_>>>()?;
         for (chunk, source) in staged.iter().zip(&sources) {
             chunk.check(block, 0, source.len())?;
+            let bytes = chunk.block_bytes(block)?;
             if source.len() != bytes {
                 let text = format!("the block has {bytes} bytes, a source has {}", source.len());
                 return Err(PyValueError::new_err(text));
             }
         }
+        let bytes = sources.iter().map(Memory::len).sum();
         Self::fill(py, staged.iter().map(|chunk| &**chunk), bytes, |number, chunk| {
-            sources[number].copy_to(0..bytes, chunk, block, 0);
+            let source = &sources[number];
+            source.copy_to(0..source.len(), chunk, block, 0);
         })
     }
 

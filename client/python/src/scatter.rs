@@ -110,7 +110,7 @@ impl ScatteredMemory {
             block,
             offset: piece.offset,
         });
-        let copied = py.detach(|| copy_parts(&guard, targets));
+        let copied = py.detach(|| copy_parts(&guard, sizes.iter().sum(), targets));
         copied.map_err(|error| damaged(&error))
     }
 
@@ -129,9 +129,13 @@ impl ScatteredMemory {
         let block_bytes = first.block_bytes(block)?;
         for chunk in &staged {
             chunk.check(block, 0, block_bytes)?;
+            if chunk.block_bytes(block)? != block_bytes {
+                return Err(PyValueError::new_err("the staged chunks have blocks of several sizes"));
+            }
         }
         let pieces = self.pieces(&addresses, &sizes, staged.len(), block_bytes)?;
-        StagedChunk::fill(py, staged.iter().map(|chunk| &**chunk), block_bytes, |number, chunk| {
+        let bytes = block_bytes * staged.len() as u64;
+        StagedChunk::fill(py, staged.iter().map(|chunk| &**chunk), bytes, |number, chunk| {
             let first = pieces.partition_point(|piece| piece.block < number);
             for PageRun { region, start, bytes, offset, .. } in
                 pieces[first..].iter().take_while(|piece| piece.block == number)

@@ -36,14 +36,15 @@ impl LeaseGuard {
     /// # Panics
     /// Panics as [`LeaseGuard::copy_range`] does.
     pub fn copy_parts<'a>(&self, parts: impl IntoIterator<Item = BlockPart<'a>>) -> Result<(), Damaged> {
-        let mut parts = parts.into_iter();
-        let threads = self.copy_threads();
+        let mut parts: Vec<_> = parts.into_iter().collect();
+        let bytes = parts.iter().map(|part| part.out.len() as u64).sum();
+        let threads = self.copy_threads(bytes);
         if threads == 1 {
-            return parts.try_for_each(|part| self.copy_part(part));
+            return parts.drain(..).try_for_each(|part| self.copy_part(part));
         }
-        let (batches, bytes) = divide(parts, |part| self.is_verified_now(part.position, part.block));
+        let batches = divide(parts.into_iter(), |part| self.is_verified_now(part.position, part.block));
         let first_damaged = Mutex::new(None::<(usize, Damaged)>);
-        by_threads(threads, bytes, batches.into_iter().enumerate(), |(number, batch)| {
+        by_threads(threads, batches.into_iter().enumerate(), |(number, batch)| {
             if let Err(damaged) = batch.into_iter().try_for_each(|part| self.copy_part(part)) {
                 let mut first = lock(&first_damaged);
                 if first.as_ref().is_none_or(|(first, _)| number < *first) {
@@ -55,7 +56,17 @@ impl LeaseGuard {
         damaged.map_or(Ok(()), |(_, damaged)| Err(damaged))
     }
 
-    fn copy_part(&self, BlockPart { position, block, offset, out }: BlockPart<'_>) -> Result<(), Damaged> {
+    /// Copies one part, by the calling thread.
+    ///
+    /// # Errors
+    /// [`Damaged`]: the bytes in `out` are of no use.
+    ///
+    /// # Panics
+    /// Panics as [`LeaseGuard::copy_range`] does.
+    pub fn copy_part(
+        &self,
+        BlockPart { position, block, offset, out }: BlockPart<'_>,
+    ) -> Result<(), Damaged> {
         if offset == 0 && out.len() as u64 == self.namespace().block_bytes(block) {
             self.copy_block(position, block, out)
         } else {
@@ -64,15 +75,14 @@ impl LeaseGuard {
     }
 }
 
-/// Divides parts among batches of about [`BATCH_BYTES`]; also returns the bytes of all parts. The parts of a block that
-/// `is_verified` says is verified now stay together, so that one thread sums the block, once.
+/// Divides parts among batches of about [`BATCH_BYTES`]. The parts of a block that `is_verified` says is verified now stay together,
+/// so that one thread sums the block, once.
 fn divide<'a>(
     parts: impl Iterator<Item = BlockPart<'a>>,
     is_verified: impl Fn(&BlockPart<'a>) -> bool,
-) -> (Vec<Batch<'a>>, u64) {
-    let (mut batches, mut batch, mut batch_bytes, mut bytes) = (Vec::new(), Batch::new(), 0, 0);
+) -> Vec<Batch<'a>> {
+    let (mut batches, mut batch, mut batch_bytes) = (Vec::new(), Batch::new(), 0);
     for mut part in parts {
-        bytes += part.out.len() as u64;
         let is_whole = is_verified(&part);
         let is_split = !is_whole && part.out.len() > BATCH_BYTES;
         let goes_on =
@@ -90,21 +100,15 @@ fn divide<'a>(
         batch.push(part);
     }
     batches.push(batch);
-    (batches, bytes)
+    batches
 }
 
-/// Does work that copies about `bytes` bytes in all by up to `threads` threads, the calling thread among them, and returns when all
-/// is done. Few bytes are left to the calling thread; so is the work of threads that the system does not give.
+/// Does work by up to `threads` threads, the calling thread among them, and returns when all is done. The calling thread also does
+/// the work of threads that the system does not give.
 ///
 /// # Panics
 /// Panics if `each` does.
-pub fn by_threads<T: Send>(
-    threads: usize,
-    bytes: u64,
-    work: impl Iterator<Item = T> + Send,
-    each: impl Fn(T) + Sync,
-) {
-    let threads = threads.min(usize::try_from(bytes / BYTES_A_THREAD).unwrap_or(usize::MAX));
+pub fn by_threads<T: Send>(threads: usize, work: impl Iterator<Item = T> + Send, each: impl Fn(T) + Sync) {
     let left = Mutex::new(work);
     let go_on = || {
         while let Some(one) = next(&left) {
@@ -125,9 +129,6 @@ fn next<T>(left: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
 
 /// Bytes that a thread takes at a time: enough to hide the taking, few enough to end together.
 const BATCH_BYTES: usize = 1 << 20;
-
-/// A further thread pays off from this number of bytes on. Starting it takes about 30 us, and copying as many bytes 100 us.
-const BYTES_A_THREAD: u64 = 2 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -160,11 +161,8 @@ mod tests {
                     left = rest;
                 }
             }
-            let all = parts.iter().map(|part| part.out.len() as u64).sum::<u64>();
             let is_verified = |position: usize| verified & (1 << position) != 0;
-            let (batches, bytes) = divide(parts.into_iter(), |part| is_verified(part.position));
-            prop_assert_eq!(bytes, all);
-            let batches = places(&batches);
+            let batches = places(&divide(parts.into_iter(), |part| is_verified(part.position)));
             let mut next = batches.iter().flatten();
             for (position, &(count, bytes)) in sizes.iter().enumerate() {
                 let mut at = 0;
@@ -191,7 +189,7 @@ mod tests {
     fn all_work_is_done_once_by_no_more_threads_than_allowed() {
         for threads in [0, 1, 3] {
             let done = Mutex::new((Vec::new(), HashSet::new()));
-            by_threads(threads, 100 << 20, 0..1_000, |one| {
+            by_threads(threads, 0..1_000, |one| {
                 let mut done = lock(&done);
                 done.0.push(one);
                 done.1.insert(thread::current().id());

@@ -46,12 +46,12 @@ pub enum SessionError {
     /// The chain is impossible, so it was not sent.
     #[error(transparent)]
     Chain(#[from] ChainError),
-    /// One chunk of the namespace does not fit in the session's write window: ask for a larger one.
+    /// The chunks to stage do not fit in the session's write window: ask for a larger one.
     #[error(
-        "a chunk takes {chunk_bytes} bytes of the write window, but the window has {window_bytes} bytes: open the session with a larger window"
+        "the chunks to stage take {chunk_bytes} bytes of the write window, but the window has {window_bytes} bytes: open the session with a larger window"
     )]
     WindowTooSmall {
-        /// Bytes that a chunk takes.
+        /// Bytes that the chunks take.
         chunk_bytes: u64,
         /// Bytes of the whole window; 0 if the session has none.
         window_bytes: u64,

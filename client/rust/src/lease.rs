@@ -13,6 +13,7 @@ use crate::extents::Placed;
 use crate::link::Link;
 use crate::lock;
 use crate::namespace::Namespace;
+use crate::options::threads_for;
 use crate::verify::{Proofs, Reading};
 use larder_ipc::Mapping;
 
@@ -203,10 +204,10 @@ impl LeaseGuard {
         reading.and_then(|reading| self.proofs.must_check(&reading)).unwrap_or(true)
     }
 
-    /// Threads that copy many bytes out of the blocks at once: at least one.
+    /// Threads that share a copy of so many bytes: at least one.
     #[must_use]
-    pub fn copy_threads(&self) -> usize {
-        self.link.copy_threads
+    pub fn copy_threads(&self, bytes: u64) -> usize {
+        threads_for(self.link.copy_threads, bytes)
     }
 
     /// Notes how many layers of the first followed chunks have come. The checksums of layers are noted before the layers count.

@@ -101,6 +101,11 @@ impl Default for SessionOptions {
     }
 }
 
+/// The threads that share a copy of so many bytes, where at most `threads` may: at least one.
+pub(crate) fn threads_for(threads: usize, bytes: u64) -> usize {
+    threads.min(usize::try_from(bytes / BYTES_A_THREAD).unwrap_or(usize::MAX)).max(1)
+}
+
 /// Whole milliseconds, as messages carry them.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
@@ -108,3 +113,6 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 
 const MOST_BY_DEFAULT: usize = 4;
 const MOST_COPY_THREADS: usize = 64;
+
+/// A further thread pays off from this number of bytes on. Starting it takes about 30 us, and copying as many bytes 100 us.
+const BYTES_A_THREAD: u64 = 2 << 20;

@@ -16,6 +16,7 @@ use crate::extents::Placed;
 use crate::link::Link;
 use crate::lock;
 use crate::namespace::Namespace;
+use crate::options::threads_for;
 use crate::window::{Window, WindowRange};
 use larder_ipc::Mapping;
 
@@ -236,10 +237,10 @@ impl StagedChunk {
         self.claim.namespace.blocks_of(self.pools)
     }
 
-    /// Threads that may fill the session's chunks at once ([`copies::by_threads`](crate::copies::by_threads)): at least one.
+    /// Threads that may share the work to fill chunks of the session with so many bytes: at least one.
     #[must_use]
-    pub fn copy_threads(&self) -> usize {
-        self.claim.link.copy_threads
+    pub fn copy_threads(&self, bytes: u64) -> usize {
+        threads_for(self.claim.link.copy_threads, bytes)
     }
 
     /// Copies `bytes` into block `block`, at `offset` bytes from its start, and counts them. All bytes of all

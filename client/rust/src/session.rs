@@ -80,8 +80,8 @@ impl Session {
     }
 
     /// Tells the node the tokens of chunks, for the node's events (`[kv_events] tokens`); a node without such events drops them.
-    /// Chunks for which [`Described::is_sound`] is false end the session. The node is not told of a chunk whose description is longer than a frame, with more than some 30,000
-    /// blocks. A node of the release before is not told.
+    /// Chunks for which [`Described::is_sound`] is false end the session. A chunk whose description does not fit in a frame (some
+    /// 30,000 blocks) is left out. A node of the release before is not told.
     pub fn describe(&self, namespace: &Namespace, chunks: Vec<Described>) {
         if self.link.welcome.version < DESCRIPTIONS_SINCE_SESSION_VERSION {
             return;

@@ -47,8 +47,8 @@ impl Window {
         self.mapping.len()
     }
 
-    /// Waits for pieces of these sizes, together at most the whole window, and takes all of them at once: who waited with some of
-    /// them would keep others from theirs. First come, first served.
+    /// Waits for pieces of these sizes, together at most the whole window, and takes all of them at once: a caller that
+    /// held some of them while it waits would keep others from theirs. First come, first served.
     ///
     /// Cancel safe: nothing is taken if the future is dropped.
     pub(crate) async fn take(self: &Arc<Self>, sizes: &[u64]) -> Vec<WindowRange> {
@@ -63,7 +63,7 @@ impl Window {
         }
     }
 
-    /// Waits as [`Self::take`] does, at most for `patience`.
+    /// Waits for pieces as [`Self::take`] does, at most for `patience`. Threads have no turns: the first whose pieces fit takes them.
     pub(crate) fn take_within(
         self: &Arc<Self>,
         sizes: &[u64],
