@@ -26,7 +26,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 use self::lost::LostMembers;
 pub use self::lost::{Lost, MAX_LOST};
 use self::reign::Office;
-use crate::ring::{Weighted, assign, assign_for_v1};
+use crate::ring::{Weighted, assign, assign_for_v1, bound};
 
 /// Milliseconds of the coordinator's clock.
 pub type Millis = u64;
@@ -636,17 +636,6 @@ fn next_term(epoch: Epoch) -> Epoch {
         None => epoch,
     }
 }
-
-/// Bounds weights, so that no node becomes home to nearly all partitions: neither by a lie nor by its size.
-fn bound(nodes: &mut [Weighted]) {
-    let mut weights: Vec<u64> = nodes.iter().map(|node| node.weight).collect();
-    weights.sort_unstable();
-    let Some(&median) = weights.get(weights.len().saturating_sub(1) / 2) else { return };
-    nodes.iter_mut().for_each(|node| node.weight = node.weight.min(median.saturating_mul(MOST_WEIGHT)));
-}
-
-/// A node counts as at most this many nodes of median weight.
-const MOST_WEIGHT: u64 = 4;
 
 /// How far a node's term may be ahead of a coordinator that lost its state: each start of a coordinator and each election makes one
 /// term.

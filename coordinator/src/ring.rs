@@ -21,6 +21,14 @@ pub struct Weighted {
     pub weight: u64,
 }
 
+/// Bounds weights, so that no node becomes home to nearly all partitions: neither by a lie nor by its size.
+pub(crate) fn bound(nodes: &mut [Weighted]) {
+    let mut weights: Vec<u64> = nodes.iter().map(|node| node.weight).collect();
+    weights.sort_unstable();
+    let Some(&median) = weights.get(weights.len().saturating_sub(1) / 2) else { return };
+    nodes.iter_mut().for_each(|node| node.weight = node.weight.min(median.saturating_mul(MOST_WEIGHT)));
+}
+
 /// The homes of all partitions; none if there are no nodes. `previous` has the homes so far, or is empty.
 ///
 /// No home has more than its share by weight, rounded up, or a tenth more, whichever is more.
@@ -209,6 +217,9 @@ impl Hasher for FixedHasher {
         self.write(&number.to_le_bytes());
     }
 }
+
+/// A node counts as at most this many nodes of median weight.
+const MOST_WEIGHT: u64 = 4;
 
 /// Points on the ring of a node of mean weight.
 const POINTS: f64 = 128.0;
