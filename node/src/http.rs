@@ -296,8 +296,8 @@ async fn events(state: Data<Arc<HttpState>>, request: HttpRequest) -> HttpRespon
     let from = request.peer_addr().map_or(Ipv4Addr::UNSPECIFIED.into(), |from| from.ip());
     let Some(place) = state.followers.enter(from) else {
         let full = format!(
-            "{MAX_FOLLOWERS} clients follow the events already, or {MAX_FROM_ONE_ADDRESS} of this address, the most: end \
-             one, or try again\n"
+            "too many clients follow the events: at most {MAX_FOLLOWERS}, and {MAX_FROM_ONE_ADDRESS} of one address: end one, or \
+             try again\n"
         );
         return HttpResponse::ServiceUnavailable().body(full);
     };

@@ -22,9 +22,9 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(exit_status(error))
 }
 
-/// The error and its causes. An error that names its cause itself is not followed by this cause again.
+/// The error and its causes. An error that ends with its cause is not followed by this cause again.
 fn text(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.contains(&cause) {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.ends_with(&cause) {
         true => text,
         false if text.is_empty() => cause,
         false => text + ": " + &cause,

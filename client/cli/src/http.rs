@@ -69,7 +69,10 @@ fn accepted(url: &str, answer: Result<Response<Body>, ureq::Error>) -> anyhow::R
     }
     let reason = answer.body_mut().with_config().limit(MAX_REASON_BYTES).lossy_utf8(true).read_to_string();
     let reason = reason.unwrap_or_default();
-    bail!("{url} answers {}: {}", answer.status(), reason.lines().next().unwrap_or_default())
+    match reason.lines().next() {
+        Some(reason) => bail!("{url} answers {}: {reason}", answer.status()),
+        None => bail!("{url} answers {}", answer.status()),
+    }
 }
 
 fn json<T: DeserializeOwned>(url: &str, body: Vec<u8>) -> anyhow::Result<T> {

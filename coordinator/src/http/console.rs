@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use actix_web::error::ErrorServiceUnavailable;
 use actix_web::http::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN};
 use actix_web::http::{StatusCode, Uri};
 use actix_web::web::{Data, Payload, Query};
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::HttpState;
+use super::bodies::busy;
 use crate::gather::{NodeQuery, Shown, Wanted};
 
 /// The token in a file, which is read for each request, so that a replaced token is not right any more. Without a file, no token
@@ -204,7 +206,10 @@ impl Token {
 
     fn is(&self, given: Option<&str>) -> bool {
         let Some(given) = given else { return false };
-        let token = self.read().unwrap_or_default();
+        let token = self.read().unwrap_or_else(|error| {
+            tracing::warn!(%error, file = ?self.0, "cannot read a token of the console: no token is right");
+            String::new()
+        });
         let (token, given) = (token.as_bytes(), given.as_bytes());
         // A wrong byte takes as long as a right one.
         let differences = token.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b));
@@ -272,7 +277,7 @@ pub(super) async fn change(
     };
     let (node, wanted) = body.understand(move |bytes| read(&bytes)).await?;
     if let Wanted::Purge(PurgeScope::Tenant(tenant), _) = &wanted
-        && let Some(unknown) = is_unknown(&state, tenant).await
+        && let Some(unknown) = refuse_unknown_tenant(&state, tenant).await
     {
         return Ok(unknown);
     }
@@ -288,7 +293,7 @@ pub(super) fn refuse_strangers(state: &HttpState, request: &HttpRequest) -> Opti
 
 /// The refusal of a purge of a tenant that no node has: a wrong name would look like a purge that found nothing. `None` if a node
 /// has the tenant, or does not say so.
-async fn is_unknown(state: &HttpState, tenant: &str) -> Option<HttpResponse> {
+async fn refuse_unknown_tenant(state: &HttpState, tenant: &str) -> Option<HttpResponse> {
     let tenants = Show { path: "/tenants".to_owned(), body: Vec::new() };
     let shown = gather(state, Wanted::Answer(PeerRequest::Show(tenants)), None).await.ok()?;
     let has = |one: &Shown| -> Option<bool> {
@@ -300,10 +305,7 @@ async fn is_unknown(state: &HttpState, tenant: &str) -> Option<HttpResponse> {
 }
 
 async fn ask(state: &HttpState, wanted: Wanted, node: Option<String>) -> actix_web::Result<HttpResponse> {
-    let shown = match gather(state, wanted, node).await {
-        Ok(shown) => shown,
-        Err(why) => return Ok(HttpResponse::ServiceUnavailable().body(why)),
-    };
+    let shown = gather(state, wanted, node).await?;
     let json = tokio::task::spawn_blocking(move || json_of(&shown)).await;
     let mut response = in_pieces("application/json", json.unwrap_or_default());
     harden(response.headers_mut());
@@ -311,12 +313,13 @@ async fn ask(state: &HttpState, wanted: Wanted, node: Option<String>) -> actix_w
 }
 
 /// The nodes' answers; an error if they cannot be asked.
-async fn gather(state: &HttpState, wanted: Wanted, node: Option<String>) -> Result<Vec<Shown>, &'static str> {
+async fn gather(state: &HttpState, wanted: Wanted, node: Option<String>) -> actix_web::Result<Vec<Shown>> {
     let (answer, answered) = oneshot::channel();
     if state.gathers.try_send(NodeQuery { wanted, node, answer }).is_err() {
-        return Err("the coordinator has too many requests at a time: ask again in a moment\n");
+        return Err(busy());
     }
-    answered.await.map_err(|_| "the coordinator cannot ask the nodes: is an admin configured?\n")
+    let nobody = "the coordinator cannot ask the nodes: is an admin configured?\n";
+    answered.await.map_err(|_| ErrorServiceUnavailable(nobody))
 }
 
 impl Refused {
