@@ -19,6 +19,8 @@ pub struct Descriptions(Option<Arc<SharedDescriptions>>);
 #[derive(Debug, Default)]
 struct SharedDescriptions {
     known: Mutex<KnownDescriptions>,
+    /// Bytes of all descriptions, also of those that are no longer in `known`.
+    bytes: Arc<AtomicUsize>,
     changed: Notify,
 }
 
@@ -96,21 +98,25 @@ impl Descriptions {
     /// Creates descriptions that are kept, for a node with this much memory for chunks.
     pub(crate) fn kept(arena_bytes: u64) -> Self {
         let most_bytes = FEWEST_BYTES + (arena_bytes / ARENA_SHARE) as usize;
-        let known = Mutex::new(KnownDescriptions { most_bytes, ..KnownDescriptions::default() });
-        Self(Some(Arc::new(SharedDescriptions { known, changed: Notify::new() })))
+        let bytes = Arc::<AtomicUsize>::default();
+        let known =
+            KnownDescriptions { bytes: Arc::clone(&bytes), most_bytes, ..KnownDescriptions::default() };
+        Self(Some(Arc::new(SharedDescriptions { known: Mutex::new(known), bytes, changed: Notify::new() })))
     }
 
     /// Keeps an engine's description of a tenant's chunks; false if a chunk's description is not sound.
     pub(crate) fn describe(&self, tenant: &Arc<str>, said: Describe) -> bool {
         let Some(shared) = &self.0 else { return true };
-        let mut known = shared.lock();
+        let named = |chunk: Described| {
+            let name =
+                Name { tenant: Arc::clone(tenant), fingerprint: said.fingerprint, hash: chunk.name()? };
+            Some((name, DescribedChunk::new(chunk, &shared.bytes)?))
+        };
+        // Reading a description may take long, so the lock is taken for each.
         for chunk in said.chunks {
-            let Some(hash) = chunk.name() else { return false };
-            let Some(chunk) = DescribedChunk::new(chunk, &known.bytes) else { return false };
-            let name = Name { tenant: Arc::clone(tenant), fingerprint: said.fingerprint, hash };
-            known.insert(name, chunk);
+            let Some((name, chunk)) = named(chunk) else { return false };
+            shared.lock().insert(name, chunk);
         }
-        drop(known);
         shared.changed.notify_one();
         true
     }
@@ -200,8 +206,8 @@ impl KnownDescriptions {
 /// Maximum bytes of all descriptions, for a node with little memory: enough for some 40,000 chunks of 256 tokens.
 const FEWEST_BYTES: usize = 64 << 20;
 
-/// One byte more for so many bytes of the node's memory: chunks of real models have some 4,000 times the bytes of their
-/// descriptions, so descriptions of all held chunks fit.
+/// Each so many bytes of the node's memory allow one more byte of descriptions. Chunks of real models have some 4,000 times the bytes
+/// of their descriptions, so descriptions of all held chunks fit.
 const ARENA_SHARE: u64 = 1_024;
 
 /// Maximum number of descriptions in use that one new description passes over in search for room.

@@ -4,12 +4,16 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+
 /// The guests, by address.
 #[derive(Debug, Clone)]
 pub(crate) struct Guests {
     known: Arc<Mutex<HashMap<IpAddr, usize>>>,
     all: usize,
     from_one_address: usize,
+    leaves: Arc<Notify>,
 }
 
 /// The place of a connected guest.
@@ -22,7 +26,7 @@ pub(crate) struct Guest {
 impl Guests {
     /// Makes places for this many guests, in all and from one address.
     pub(crate) fn new(all: usize, from_one_address: usize) -> Self {
-        Self { known: Arc::default(), all, from_one_address }
+        Self { known: Arc::default(), all, from_one_address, leaves: Arc::default() }
     }
 
     /// Takes a place, if one is free.
@@ -35,6 +39,11 @@ impl Guests {
         }
         *known.entry(address).or_default() += 1;
         Some(Guest { all: self.clone(), address })
+    }
+
+    /// Waits until a guest leaves, from this call on.
+    pub(crate) fn left(&self) -> Notified<'_> {
+        self.leaves.notified()
     }
 }
 
@@ -53,6 +62,8 @@ impl Drop for Guest {
                 known.remove(&self.address);
             }
         }
+        drop(known);
+        self.all.leaves.notify_waiters();
     }
 }
 

@@ -19,7 +19,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::told::Event;
 use super::zmtp::{
@@ -177,7 +177,7 @@ async fn serve(
                 if !is_more {
                     let request = request(&std::mem::take(&mut frames))?;
                     let _place = answer_place().await;
-                    timeout(ANSWER_DEADLINE, answer(&mut writer, request, kept, ask)).await??;
+                    answer(&mut writer, request, kept, ask).await?;
                 }
             }
             None if reader.read_buf(&mut buffer).await? == 0 => return Ok(()),
@@ -189,10 +189,11 @@ async fn serve(
 /// Waits for the place of an answer.
 async fn answer_place(answers: &Guests, guest: &Guest) -> Guest {
     loop {
+        let left = answers.left();
         if let Some(place) = answers.enter(guest.address()) {
             return place;
         }
-        sleep(PLACE_PAUSE).await;
+        left.await;
     }
 }
 
@@ -209,8 +210,9 @@ async fn answer(
         }
         Request::Snapshot(topic) => {
             let (answer, made) = oneshot::channel();
-            ask.send(Ask { topic, answer }).await.map_err(|_| wrong("the node stops"))?;
-            let parts = made.await.map_err(|_| wrong("the node stops"))?;
+            let stops = |()| wrong("the node stops");
+            timeout(SILENCE, ask.send(Ask { topic, answer })).await?.map_err(|_| ()).map_err(stops)?;
+            let parts = timeout(SILENCE, made).await?.map_err(|_| ()).map_err(stops)?;
             send(writer, parts.iter().flat_map(Part::messages)).await
         }
     }
@@ -230,14 +232,19 @@ fn request(frames: &[Bytes]) -> io::Result<Request> {
     })
 }
 
-/// Sends messages, and the message that ends an answer. Takes a message when the one before it has been sent.
+/// Sends messages, and the message that ends an answer. Takes a message when the one before it has been sent. Ends with an error if
+/// the guest reads too slowly.
 async fn send(writer: &mut (impl AsyncWrite + Unpin), messages: impl Iterator<Item = Old>) -> io::Result<()> {
     let end = Old { topic: Bytes::new(), number: END.cast_unsigned(), payload: Bytes::new() };
+    let (mut until, mut sent) = (Instant::now() + ANSWER_PATIENCE, 0);
     for Old { topic, number, payload } in messages.chain([end]) {
         let mut encoded = BytesMut::new();
         put_message(&mut encoded, &[b"", &topic, &number.to_be_bytes(), &payload]);
         drop(payload);
-        timeout(SILENCE, writer.write_all(&encoded)).await??;
+        sent += encoded.len() as u64;
+        until += Duration::from_millis(sent / SLOWEST_BYTES_A_MS);
+        sent %= SLOWEST_BYTES_A_MS;
+        timeout_at(until, timeout(SILENCE, writer.write_all(&encoded))).await???;
     }
     Ok(())
 }
@@ -255,11 +262,10 @@ const MAX_FROM_ONE_ADDRESS: usize = 8;
 /// Maximum number of answers at a time. Each may keep as much as [`MOST_KEPT_BYTES`].
 const MAX_ANSWERS: usize = 4;
 
-/// How long an answer may take.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
-
-/// How long to wait before looking again for the place of an answer.
-const PLACE_PAUSE: Duration = Duration::from_millis(20);
+/// How long an answer may take, and the slowest rate of its bytes beyond that: a guest that reads more slowly keeps its place from
+/// others.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+const SLOWEST_BYTES_A_MS: u64 = 1_000;
 
 /// Maximum number of frames of a request.
 const MAX_FRAMES: usize = 3;
