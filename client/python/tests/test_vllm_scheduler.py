@@ -3,7 +3,9 @@
 import importlib
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
+import larder_kv
 import pytest
 from absent import absent_packages
 from conftest import spec, until
@@ -13,7 +15,7 @@ from larder_kv.vllm.published import Stored
 from larder_kv.vllm.ranks import Ranks
 from larder_kv.vllm.settings import Settings
 from larder_kv.vllm.transfer import LayerGate
-from test_vllm_transfers import LAYERS, SHAPE, Rank
+from test_vllm_transfers import LAYERS, PAGE_BYTES, SHAPE, Rank
 
 
 @pytest.fixture
@@ -43,9 +45,9 @@ class Request(SimpleNamespace):
 class Scheduled:
     """A scheduler half, one rank, and the part of vLLM's scheduler that calls them."""
 
-    def __init__(self, half: type, socket: str, model: str):
+    def __init__(self, half: type, socket: str, model: str, **settings: Any):
         self.rank = Rank(socket, model)
-        settings = Settings(socket=socket, describe=True)
+        settings = Settings(socket=socket, describe=True, **settings)
         same = spec(model, hash_algorithm="sha256_cbor", hash_seed="test", pools=pools())
         engine = SimpleNamespace(
             shape=SHAPE,
@@ -116,9 +118,6 @@ class Scheduled:
 
 
 def pools():
-    import larder_kv
-    from test_vllm_transfers import PAGE_BYTES
-
     return [larder_kv.Pool(layers=LAYERS, layer_bytes=2 * PAGE_BYTES)]
 
 
@@ -187,6 +186,21 @@ def test_after_a_reset_nothing_is_found_that_was_computed_before(scheduled):
     assert scheduled.found(running) == 2 * SHAPE.chunk_tokens
     scheduled.half.reset()
     assert scheduled.comes(Request("newer", 2)) == 0
+
+
+def test_after_a_reset_a_request_whose_load_it_preempted_finds_nothing(scheduler_half, cluster, request):
+    scheduled = Scheduled(scheduler_half, cluster.sockets[0], request.node.name, load="sync")
+    first = Request("a", 2)
+    scheduled.comes(first)
+    scheduled.save(scheduled.step(first).saves)
+    second = Request("b", 2)
+    scheduled.load(second, scheduled.comes(second))
+    scheduled.step(second)
+    # `reset_running_requests` preempts it before the next step.
+    second.num_computed_tokens, second.num_preemptions = 0, 1
+    scheduled.half.reset()
+    assert scheduled.found(second) == 0
+    scheduled.close()
 
 
 def test_after_a_reset_nothing_is_handed_over_to_engines_that_know_other_names(scheduled):

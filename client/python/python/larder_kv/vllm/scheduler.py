@@ -223,8 +223,7 @@ class SchedulerHalf:
         logger.warning("vLLM resets its caches: until it starts again, this engine shares no chunks with other engines")
         self.shape = replace(self.shape, salt=os.urandom(16))
         for name, request in self._requests.items():
-            if name not in self._loading:
-                self._prefetcher.drop(name)
+            self._prefetcher.drop(name)
             saved = self._saved[name]
             saved.chunks, saved.hashes, saved.is_of_old_weights = 0, [], request.num_computed_tokens > 0
         return True
