@@ -161,7 +161,7 @@ def test_an_engine_whose_node_is_named_tells_its_adapters(made):
 
 
 def test_an_engine_is_checked_whatever_its_models_look_like(made, monkeypatch):
-    monkeypatch.setattr(Engine, "models", ["no object"])
+    monkeypatch.setattr(Engine, "models", [{"id": "model"}, "no object"])
     engine = made(Engine, "node-0")
     router = in_front_of(made, engine)
     router.ask()

@@ -6,7 +6,7 @@ from pathlib import Path
 from larder_kv.settings import UnsupportedError
 
 NAME_BYTES = 256
-LEAST_SAMPLES, SAMPLE_BYTES = 64, 4096
+LEAST_GAPS, SAMPLE_BYTES = 64, 4096
 SAMPLED_BYTES = 4 << 20
 """Bytes of a file for which one sample stands at most: a matrix of this size has a sample, and only small ones may have none."""
 
@@ -31,7 +31,7 @@ def weights_digest(folder: Path) -> str:
         size = path.stat().st_size
         digest.update(f"{path.name} {size};".encode())
         with path.open("rb") as file:
-            last = max(LEAST_SAMPLES, -(-size // (SAMPLED_BYTES - SAMPLE_BYTES)))
+            last = max(LEAST_GAPS, -(-size // (SAMPLED_BYTES - SAMPLE_BYTES)))
             for sample in range(last + 1):
                 file.seek((size - min(size, SAMPLE_BYTES)) * sample // last)
                 digest.update(file.read(SAMPLE_BYTES))

@@ -80,8 +80,6 @@ class Keyed:
     def __init__(self, link: Link[Opened], counts: Counts, timeout_seconds: float, logger: logging.Logger) -> None:
         self._link, self._counts = link, counts
         self._timeout_seconds, self._logger = timeout_seconds, logger
-        # Threads that each hold a part of the room that they need would wait for each other.
-        self._staging = threading.Lock()
 
     def exists(self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes]) -> list[bool]:
         """For each key, whether it can be loaded. Keys have 32 bytes; none comes twice."""
@@ -150,12 +148,7 @@ class Keyed:
                 chain = namespace.chain([keys[number] for number in group])
                 reservation = session.reserve(namespace, chain, priority=priority)
                 numbers = [group[position] for position in reservation.chunks]
-                if not self._staging.acquire(timeout=max(deadline - time.monotonic(), 0)):
-                    return
-                try:
-                    staged = session.stage_chunks(reservation, reservation.chunks)
-                finally:
-                    self._staging.release()
+                staged = session.stage_chunks(reservation, reservation.chunks)
                 blocks.write(staged, numbers)
                 kept = session.commit(reservation, staged) if staged else 0
                 self._counts.add("present_keys", len(group) - len(numbers))

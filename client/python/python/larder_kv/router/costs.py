@@ -22,7 +22,7 @@ PAUSE_SECONDS = 2.0
 """Pause before a coordinator that did not answer is asked again."""
 REFRESH_SECONDS, REFRESH_EMPTY_SECONDS, KEPT_SECONDS = 10.0, 1.0, 300.0
 WRONG_QUESTION = (400, 413, 422)
-"""The statuses by which a coordinator refuses one prompt, for instance one that is too long."""
+"""The statuses by which a coordinator refuses one prompt, for instance a prompt that is too long."""
 NODES_AT_ONCE, MOST_NAMESPACES = 8, 8
 MOST_TOKENS = 1 << 20
 """Longer prompts are routed by load alone: their questions alone take about the deadline, and a late answer counts as none."""
@@ -124,12 +124,12 @@ class Costing:
         return answer
 
     async def _coordinator(self, method: str, path: str, **more: Any) -> Any:
-        """The answer of the first coordinator that can be reached. Raises `WrongQuestionError` if it refuses the question: any
-        other would refuse it too."""
+        """The answer of the first coordinator that can be reached. Raises `WrongQuestionError` if it refuses the question, or
+        has no room for it now; no other coordinator is asked."""
         for last, url in enumerate(self._coordinators, 1 - len(self._coordinators)):
             try:
                 async with self._session.request(method, url + path, **more) as answer:
-                    if answer.status in WRONG_QUESTION:
+                    if answer.status in WRONG_QUESTION or (answer.status == 503 and "retry-after" in answer.headers):
                         raise WrongQuestionError(f"the coordinator answers {answer.status}")
                     answer.raise_for_status()
                     return await answer.json(content_type=None)
@@ -156,8 +156,8 @@ class Costing:
             first = self._turn % len(nodes) if nodes else 0
             self._turn += NODES_AT_ONCE
             nodes = (nodes[first:] + nodes[:first])[:NODES_AT_ONCE]
-            told = await asyncio.gather(*map(self._namespaces_of, nodes), return_exceptions=True)
-        for one in told:
+            answers = await asyncio.gather(*map(self._namespaces_of, nodes), return_exceptions=True)
+        for one in answers:
             for namespace in one if isinstance(one, list) else []:
                 # The prompts of other engines' namespaces cannot be hashed from tokens.
                 if namespace["tenant"] == self._tenant and namespace["hash"]:

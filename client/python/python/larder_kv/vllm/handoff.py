@@ -30,11 +30,11 @@ class Writer:
 
 
 def writer_of(params: Mapping[str, Any] | None) -> Writer | None:
-    """The engine that prefills a request that is decoded here; None if no other engine does, or its node and device are not
-    named."""
-    node = params.get("remote_node") if params and params.get("do_remote_prefill") else None
-    device = number_in(params, "remote_device", MOST_DEVICE) if params and node else None
-    if not params or not isinstance(node, str) or len(node) > MOST_NAME or device is None:
+    """The engine that prefills a request that is decoded here; None if no other engine does, or its node or device cannot be one."""
+    if not params or not params.get("do_remote_prefill"):
+        return None
+    node, device = params.get("remote_node"), number_in(params, "remote_device", MOST_DEVICE)
+    if not isinstance(node, str) or not 0 < len(node) <= MOST_NAME or device is None:
         return None
     return Writer(node, device, attempt_in(params))
 

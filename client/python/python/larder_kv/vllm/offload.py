@@ -50,8 +50,6 @@ class Offload:
         self._asked: list[bytes] = []
         self._finished: list[Finished] = []
         self._jobs: set[Future[None]] = set()
-        # Threads that each hold a part of the room that they need would wait for each other.
-        self._staging = threading.Lock()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="larder-offload")
 
     def lookup(self, key: bytes) -> bool | None:
@@ -172,10 +170,7 @@ class Offload:
         at_once = max((node.session.window_bytes or UNBOUNDED_BYTES) // (2 * self._row_bytes), 1)
         positions = reservation.chunks
         for start in range(0, len(positions), at_once):
-            with self._staging:
-                if node is not self._node.current():
-                    raise larder_kv.EndedError("the node did not answer another thread")
-                staged = node.session.stage_chunks(reservation, positions[start : start + at_once])
+            staged = node.session.stage_chunks(reservation, positions[start : start + at_once])
             larder_kv.StagedChunk.copy_all(staged, [self._row(rows[chunk.position]) for chunk in staged])
             node.session.commit(reservation, staged)
         return list(keys)
