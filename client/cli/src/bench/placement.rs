@@ -37,6 +37,25 @@ impl CpuPair {
         Ok(sched_setaffinity(None, &self.engine)?)
     }
 
+    /// Puts the calling thread, and the threads that it starts from now on, on all CPUs but the answerer's: for many engines at
+    /// once. With two CPUs this is the engine's.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn be_engines(&self) -> io::Result<()> {
+        let mut others = self.all;
+        for cpu in (0..CpuSet::MAX_CPU).filter(|&cpu| self.answerer.is_set(cpu) && self.all.count() > 1) {
+            others.unset(cpu);
+        }
+        Ok(sched_setaffinity(None, &others)?)
+    }
+
+    /// The number of CPUs that this process may use.
+    #[must_use]
+    pub fn cpus(&self) -> usize {
+        self.all.count() as usize
+    }
+
     /// Puts the calling thread, and the threads that it starts from now on, on the answerer's CPU.
     ///
     /// # Errors

@@ -70,10 +70,11 @@ impl SessionBench {
     ///
     /// # Errors
     /// A session or a yardstick failed.
-    pub fn lookup_by_many(&self, name: &str) -> anyhow::Result<[Measurement; 3]> {
+    pub fn lookup_by_many(&self, name: &str, engines: usize) -> anyhow::Result<[Measurement; 3]> {
         let (namespace, chain) = self.hundred_chunks()?;
         let (request_bytes, response_bytes) = lookup_bytes(&namespace, &chain);
         let engine = || {
+            self.placement.be_engines()?;
             let session = open(&self.socket, SessionOptions::default())?;
             let (namespace, chain) = (register(&session, SMALL_BLOCK_BYTES)?, chain.clone());
             Ok(move || {
@@ -86,12 +87,13 @@ impl SessionBench {
             })
         };
         let ping_pong = || {
+            self.placement.be_engines()?;
             let mut ping_pong = PingPong::start(&self.placement, request_bytes, response_bytes)?;
             Ok(move || Ok(ping_pong.round_trip()?))
         };
-        let requests = self.rounds * LATENCY_ROUNDS;
-        let seen = crowd(MANY_ENGINES, requests, engine)?;
-        Ok(seen.beside(name, "socket ping-pongs", &crowd(MANY_ENGINES, requests, ping_pong)?))
+        let requests = (self.rounds * LATENCY_ROUNDS * MANY_ENGINES / engines).max(1);
+        let seen = crowd(engines, requests, engine)?;
+        Ok(seen.beside(name, "socket ping-pongs", &crowd(engines, requests, ping_pong)?))
     }
 
     /// A lease of 100 chunks and its release, without a copy, against a bare ping-pong of messages of the same sizes.
@@ -161,8 +163,9 @@ impl SessionBench {
         let chains: Vec<Chain> =
             hashes.chunks(blocks).map(|prompt| namespace.chain(prompt.to_vec())).collect();
         let mut targets = vec![vec![1; bytes as usize]; chains.len()];
+        let own = self.namespace(block_bytes)?;
         for chain in &chains {
-            self.put_chain(&self.namespace(block_bytes)?, chain, &targets[0][..block_bytes as usize])?;
+            self.put_chain(&own, chain, &targets[0][..block_bytes as usize])?;
         }
         let mut memcpy = Memcpy::new(bytes as usize);
         let mut next = 0;

@@ -153,7 +153,8 @@ pub fn peer_get_beside_both(
 }
 
 /// Gets through two nodes with some block threads each beside the same gets through two nodes without, in turns: throughput, then
-/// CPU time. Each node has one CPU, so that more threads bring no more CPU time.
+/// CPU time. With a `placement` each node has one CPU, so that more threads bring no more CPU time. Without one the nodes run on
+/// all CPUs.
 ///
 /// # Errors
 /// A cluster does not start.
@@ -162,16 +163,17 @@ pub fn block_threads_beside_none(
     transfer: Transfer,
     rounds: usize,
     block_threads: u8,
-    placement: &CpuPair,
+    placement: Option<&CpuPair>,
 ) -> anyhow::Result<[Measurement; 2]> {
-    placement.be_anywhere()?;
     let [mut with, mut without] = [
         PeerBench::with_threads(transfer, 1, Some(block_threads))?,
         PeerBench::with_threads(transfer, 1, Some(0))?,
     ];
-    with.put_apart(placement)?;
-    without.put_apart(placement)?;
-    placement.be_engine()?;
+    if let Some(placement) = placement {
+        with.put_apart(placement)?;
+        without.put_apart(placement)?;
+        placement.be_engine()?;
+    }
     let passes: [Pass<'_>; 2] = [&mut || with.pass(), &mut || without.pass()];
     let [subject, yardstick] = measure::medians(rounds, passes)?;
     let cpu = [with.cpu_s_per_gigabyte(), without.cpu_s_per_gigabyte()];

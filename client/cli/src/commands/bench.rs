@@ -44,7 +44,8 @@ Examples:
 
 Benches, each with its yardstick:
   lookup_100_chunks   a lookup of 100 chunks, engine to node and back  / a socket ping-pong of the same sizes
-  ..._16_engines      the same lookup by 16 engines of one actor at once: rate, median, 99th percentile  / 16 ping-pongs at once
+  ..._16_engines, _64_engines   the same lookup by so many engines of one actor at once: rate, median, 99th percentile
+                      / as many ping-pongs at once
   ..._of_2_nodes, _4_nodes, _16_nodes   a lookup of 100 chunks that nobody has, whose homes are so many nodes  / a ping over bare QUIC
   lease_100_chunks    a lease of 100 chunks and its release, no copy   / the same
   ..._one_cpu         the same with both sides on one CPU, so that no other CPU has to wake up
@@ -61,6 +62,8 @@ Benches, each with its yardstick:
   ..._of_quic         the gets of peer_get                             / bare QUIC
   ..._cpu             CPU seconds of both ends for each GB             / CPU seconds of bare QUIC
   peer_get_4MiB_2_block_threads   gets of one block, four at a time, by nodes with two block threads  / by nodes without
+  peer_get_4MiB_N_block_threads_all_cpus   the same with 1, 2, 4, 8 block threads, four blocks at a time for each, on all CPUs;
+                      only if there are four CPUs for each thread     / the same
   prefetch_spread     a prompt of 48 blocks of 4 MiB, a third each in memory, on disk and at a peer  / the slower of disk and peer alone
   ..._10Gbit          the same, with a peer that sends 1.2 GB/s        / the same
   replay_content      making the bytes of a replay's 4 MiB block       / one memcpy")]
@@ -131,7 +134,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return print_rows(args, &rows.concat());
     }
     let mut measurements = Vec::new();
-    if SESSION_BENCHES.iter().any(|(name, _)| wanted(name)) || wanted(MANY_BENCH) {
+    if SESSION_BENCHES.iter().any(|(name, _)| wanted(name))
+        || MANY_BENCHES.iter().any(|(name, _)| wanted(name))
+    {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let placement = CpuPair::choose()?;
         placement.be_answerer()?;
@@ -143,8 +148,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for (name, bench) in SESSION_BENCHES.iter().filter(|(name, _)| wanted(name)) {
             measurements.push(bench(&engine).with_context(|| format!("cannot measure {name}"))?);
         }
-        if wanted(MANY_BENCH) {
-            measurements.extend(engine.lookup_by_many(MANY_BENCH)?);
+        for (name, engines) in MANY_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
+            measurements.extend(engine.lookup_by_many(name, engines)?);
         }
         drop(engine);
         placement.be_anywhere()?;
@@ -172,7 +177,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         measurements.push(content_fill(rounds)?);
     }
     if measurements.is_empty() {
-        return Err(Usage("no bench has this text in its name: see `larder help bench`".into()).into());
+        return Err(Usage(
+            "no bench that this machine can run has this text in its name: see `larder help bench`".into(),
+        )
+        .into());
     }
     print_rows(args, &measurements)
 }
@@ -292,9 +300,18 @@ fn peer_benches(
     }
     if wanted(BLOCK_THREADS_BENCH) {
         let (transfer, rounds) = (Transfer::of(4 << 20), rounds / 4);
-        measurements.extend(block_threads_beside_none(BLOCK_THREADS_BENCH, transfer, rounds, 2, &placement)?);
+        placement.be_anywhere()?;
+        let rows = block_threads_beside_none(BLOCK_THREADS_BENCH, transfer, rounds, 2, Some(&placement))?;
+        measurements.extend(rows);
     }
-    Ok(placement.be_anywhere()?)
+    placement.be_anywhere()?;
+    for (name, threads) in ALL_CPUS_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
+        if placement.cpus() >= 4 * usize::from(threads) {
+            let transfer = Transfer { block_bytes: 4 << 20, in_flight: 4 * usize::from(threads) };
+            measurements.extend(block_threads_beside_none(name, transfer, rounds / 4, threads, None)?);
+        }
+    }
+    Ok(())
 }
 
 /// Measures how fast a replay makes the bytes of its chunks. This work must not dominate a replay's measurements.
@@ -367,7 +384,9 @@ const SESSION_BENCHES: [(&str, SessionMeasure); 17] = [
     ("put_4MiB", |session| session.put("put_4MiB", 4 << 20)),
 ];
 
-const MANY_BENCH: &str = "lookup_100_chunks_16_engines";
+/// Benches by name, with their number of engines.
+const MANY_BENCHES: [(&str, usize); 2] =
+    [("lookup_100_chunks_16_engines", 16), ("lookup_100_chunks_64_engines", 64)];
 
 /// Benches by name, with their number of nodes.
 const HOMES_BENCHES: [(&str, u16); 3] = [
@@ -383,6 +402,14 @@ const PEER_GET_BENCHES: [(&str, usize); 3] =
     [("peer_get_256KiB", 256 << 10), ("peer_get_4MiB", 4 << 20), ("peer_get_32MiB", 32 << 20)];
 
 const BLOCK_THREADS_BENCH: &str = "peer_get_4MiB_2_block_threads";
+
+/// Benches by name, with the block threads of each node.
+const ALL_CPUS_BENCHES: [(&str, u8); 4] = [
+    ("peer_get_4MiB_1_block_threads_all_cpus", 1),
+    ("peer_get_4MiB_2_block_threads_all_cpus", 2),
+    ("peer_get_4MiB_4_block_threads_all_cpus", 4),
+    ("peer_get_4MiB_8_block_threads_all_cpus", 8),
+];
 
 const STORE_BENCHES: [&str; 4] = ["store_lookup_100", "store_hit", "store_evict", "store_remember"];
 
