@@ -188,7 +188,7 @@ pub(super) fn node_config(
         name: Some(name.to_owned()),
         http: HttpConfig { listen: Some(http.unwrap_or_else(any_port)) },
         host: HostConfig { low_watermark, high_watermark, ..host },
-        session: SessionConfig { max_window_bytes, ..SessionConfig::default() },
+        session: SessionConfig { max_window_bytes, max_sessions: SESSIONS, ..SessionConfig::default() },
         disk: options.disk.map(disk),
         object: options.object_store.clone().map(ObjectConfig::new),
         tracing: options.tracing.clone(),
@@ -342,6 +342,9 @@ const OWN_PREFIX: &str = "dev-";
 fn any_port() -> SocketAddr {
     ([127, 0, 0, 1], 0).into()
 }
+
+/// Sessions of a development node: more than a bench of many engines opens at once, while it ends those of its last one.
+const SESSIONS: u32 = 256;
 
 #[cfg(test)]
 mod tests {
