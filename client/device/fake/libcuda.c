@@ -271,8 +271,8 @@ int cuMemSetAccess(ptr_t address, size_t bytes, const void *access, size_t count
     return 0;
 }
 
-int cuStreamCreate(stream_t **stream, unsigned flags) {
-    (void)flags;
+int cuStreamCreateWithPriority(stream_t **stream, unsigned flags, int priority) {
+    (void)flags; (void)priority;
     CALL();
     *stream = calloc(1, sizeof **stream);
     (*stream)->next = now.streams;
@@ -304,6 +304,17 @@ int cuStreamWriteValue32_v2(stream_t *stream, ptr_t address, uint32_t value, uns
 int cuMemcpyAsync(ptr_t to, ptr_t from, size_t bytes, stream_t *stream) {
     CALL();
     return push(stream, (op_t){.kind = COPY, .from = from, .to = to, .bytes = bytes});
+}
+typedef struct { int order, from[2], to[2]; unsigned flags; } attributes_t;
+int cuMemcpyBatchAsync_v2(ptr_t *to, ptr_t *from, size_t *bytes, size_t count, attributes_t *attributes, size_t *first,
+                          size_t kinds, stream_t *stream) {
+    CALL();
+    if (!count || kinds != 1 || *first || attributes->order != 1) return 1;
+    for (size_t i = 0; i < count; i++) {
+        int failed = push(stream, (op_t){.kind = COPY, .from = from[i], .to = to[i], .bytes = bytes[i]});
+        if (failed) return failed;
+    }
+    return 0;
 }
 int cuLaunchKernel(function_t *function, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz,
                    unsigned shared, stream_t *stream, void **arguments, void **extra) {

@@ -58,6 +58,11 @@ pub struct CudaOptions {
     pub half_bytes: u64,
     /// Thread blocks of a kernel whose bytes cross the bus: enough to fill it, few enough to leave the GPU to the engine.
     pub bus_blocks: u32,
+    /// Thread blocks of a kernel between pages and a staging buffer: enough to be faster than the bus.
+    pub staged_blocks: u32,
+    /// Whether other processes compute on the GPU, and this one only copies. Each kernel then takes the whole GPU from them for its
+    /// time: forms without kernels are preferred by far.
+    pub only_copies: bool,
     /// The form of every copy that can have it. With `None`, measurements choose the form.
     pub form: Option<Form>,
 }
@@ -123,7 +128,14 @@ impl fmt::Display for PciPlace {
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        Self { ordinal: 0, half_bytes: 16 << 20, bus_blocks: 32, form: None }
+        Self {
+            ordinal: 0,
+            half_bytes: 16 << 20,
+            bus_blocks: 16,
+            staged_blocks: 32,
+            only_copies: false,
+            form: None,
+        }
     }
 }
 
@@ -150,7 +162,7 @@ impl CudaDevice {
             saves: Streams::new(&context, options.half_bytes)?,
             tables: Vec::new(),
             spare_events: Vec::new(),
-            forms: Forms::default(),
+            forms: Forms::new(options.only_copies),
             gather: module.kernel("larder_pages_to_blocks")?,
             scatter: module.kernel("larder_blocks_to_pages")?,
             options,

@@ -1,6 +1,6 @@
 //! Copies between an engine's memory on a GPU and blocks, made by this process on the GPU itself.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -155,7 +155,7 @@ impl GpuPagedMemory {
         wrong.map_or(Ok(()), |wrong| Err(damaged(&wrong)))
     }
 
-    /// As `PagedMemory.save`; returns when the blocks have the bytes. After a failure the staged chunk that failed is dropped.
+    /// As `PagedMemory.save`; returns when the blocks have the bytes. After a failure the staged chunks that failed are dropped.
     #[pyo3(signature = (staged, pages, *, layer = None, block = 0))]
     fn save(
         &self,
@@ -171,16 +171,21 @@ impl GpuPagedMemory {
         }
         self.check_pages(&pages)?;
         self.check_chunks(pages.len(), staged.len())?;
-        let lane = self.lane.get()?;
-        for (chunk, pages) in staged.iter().zip(pages.chunks(self.layout.spec().pages_per_chunk as usize)) {
+        let pages = pages.chunks(self.layout.spec().pages_per_chunk as usize);
+        let (mut under_way, mut result) = (VecDeque::new(), Ok(()));
+        for (chunk, pages) in staged.iter().zip(pages) {
+            if under_way.len() == SAVES_AT_ONCE {
+                result = under_way.pop_front().map_or(Ok(()), |begun| saved(py, begun));
+            }
             let save = SavePages { block, pages: pages.to_vec(), layers: layers.clone() };
-            chunk.lend(|chunk| {
-                let copy =
-                    lane.save(&self.tensors, chunk, &save, CopyFlags::default()).map_err(lane_exception)?;
-                ended(py, &copy, || copy.wait(SIGNALS_EVERY))
-            })?;
+            let begun = result.and_then(|()| self.begin_save(chunk, &save));
+            result = begun.map(|copy| under_way.push_back((&**chunk, copy)));
+            if result.is_err() {
+                break;
+            }
         }
-        Ok(())
+        // All that began are waited for, also after a failure: their chunks stay usable.
+        under_way.into_iter().fold(result, |result, begun| result.and(saved(py, begun)))
     }
 
     /// As `PagedMemory.save_layers`; returns when the layers have the bytes. After a failure the staged layers are dropped.
@@ -202,6 +207,15 @@ impl GpuPagedMemory {
 }
 
 impl GpuPagedMemory {
+    fn begin_save(
+        &self,
+        chunk: &StagedChunk,
+        save: &SavePages,
+    ) -> PyResult<CopyHandle<larder_client::StagedChunk>> {
+        let lane = self.lane.get()?;
+        lane.save(&self.tensors, chunk.take_out()?, save, CopyFlags::default()).map_err(lane_exception)
+    }
+
     fn layer_range(&self, layer: Option<usize>) -> PyResult<Range<u32>> {
         let range = find_layer(layer, self.layout.layers() as usize)?;
         Ok(range.start as u32..range.end as u32)
@@ -290,6 +304,17 @@ fn ended<T: Send, H>(
         }
     }
 }
+
+/// Waits for the end of a save, and puts its chunk back.
+fn saved(
+    py: Python<'_>,
+    (chunk, copy): (&StagedChunk, CopyHandle<larder_client::StagedChunk>),
+) -> PyResult<()> {
+    chunk.put_back(ended(py, &copy, || copy.wait(SIGNALS_EVERY))?)
+}
+
+/// Saves of one call that are under way at a time: enough that the bus never waits for the next one.
+const SAVES_AT_ONCE: usize = 16;
 
 /// How often a thread that waits for a copy looks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(200);

@@ -104,15 +104,14 @@ impl StagedChunk {
         if is_released.into_inner() { Err(released("staged chunk")) } else { Ok(()) }
     }
 
-    /// Lends the chunk to `copy`, which gives it back. If `copy` fails, the chunk is dropped.
-    pub(crate) fn lend(
-        &self,
-        copy: impl FnOnce(larder_client::StagedChunk) -> PyResult<larder_client::StagedChunk>,
-    ) -> PyResult<()> {
-        let slot = || Ok::<_, PyErr>(self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner));
-        let chunk = slot()?.take().ok_or_else(|| released("staged chunk"))?;
-        let chunk = copy(chunk)?;
-        *slot()? = Some(chunk);
+    /// Takes the chunk out for a copy, after which it is [put back](Self::put_back). If the copy fails, the chunk is gone.
+    pub(crate) fn take_out(&self) -> PyResult<larder_client::StagedChunk> {
+        locked(self.slot.get()?).take().ok_or_else(|| released("staged chunk"))
+    }
+
+    /// Puts back a chunk that was [taken out](Self::take_out).
+    pub(crate) fn put_back(&self, chunk: larder_client::StagedChunk) -> PyResult<()> {
+        *locked(self.slot.get()?) = Some(chunk);
         Ok(())
     }
 

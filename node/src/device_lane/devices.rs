@@ -23,7 +23,11 @@ impl Devices {
     pub fn cuda() -> Self {
         let open: Arc<OpenDevice> = Arc::new(|_, pci| {
             let ordinal = ordinal_at(pci.map(PciAddress::place))?;
-            Ok(Box::new(CudaDevice::open(CudaOptions { ordinal, ..CudaOptions::default() })?))
+            Ok(Box::new(CudaDevice::open(CudaOptions {
+                ordinal,
+                only_copies: true,
+                ..CudaOptions::default()
+            })?))
         });
         Self { open, find: |pci| ordinal_at(pci.map(PciAddress::place)).map(drop) }
     }

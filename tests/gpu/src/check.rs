@@ -21,7 +21,7 @@ struct Image {
 pub(crate) fn all(report: &mut Report) -> anyhow::Result<()> {
     let mut random = fastrand::Rng::with_seed(report.seed);
     for (name, spec, regions) in layouts() {
-        for form in [Form::Direct, Form::Staged] {
+        for form in Form::ALL {
             let mut options = Rig::options(Some(form));
             // Small enough that orders go in pieces.
             options.half_bytes = 256 << 10;

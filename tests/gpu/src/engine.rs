@@ -6,6 +6,7 @@ use std::os::fd::AsFd as _;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use anyhow::{Context as _, ensure};
+use larder_device::cuda::Form;
 use larder_device::layout::{Shape, VllmOrder, vllm};
 use larder_device::{EngineMemory, HostMemory, PagedLayout};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -111,15 +112,18 @@ pub(crate) fn beside(report: &mut Report, chunks: u64, layers: u32, pages: u32) 
         let rate: f64 = word.parse().with_context(|| format!("the engine says: {answer}"))?;
         report.measure(format!("torch indexing and a copy, {what}"), rate, "GB/s");
     }
-    let alone: f64 = engine.ask("matrix")?.parse()?;
     let program = std::env::current_exe()?;
-    let mut busy = Command::new(program).args(["busy", "12"]).spawn()?;
-    // The busy process opens the GPU and fills its memory first.
-    engine.ask("wait 3")?;
-    let together: f64 = engine.ask("matrix")?.parse()?;
-    busy.wait()?;
-    let of = ("without copies beside", alone);
-    report.ratio("a matrix product with copies beside", together, "ms", of, Some(Wanted::AtMost(1.03)));
+    for form in Form::ALL {
+        let alone: f64 = engine.ask("matrix")?.parse()?;
+        let mut busy = Command::new(&program).args(["busy", "6", &format!("{form:?}")]).spawn()?;
+        // The busy process opens the GPU and fills its memory first.
+        engine.ask("wait 3")?;
+        let together: f64 = engine.ask("matrix")?.parse()?;
+        busy.wait()?;
+        let of = ("without copies beside", alone);
+        let what = format!("a matrix product with another process's copies beside, {form:?}");
+        report.ratio(what, together, "ms", of, Some(Wanted::AtMost(1.03)));
+    }
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use larder_device::DeviceError;
-use larder_device::cuda::{CudaDevice, CudaOptions};
+use larder_device::cuda::{CudaDevice, CudaOptions, Form};
 
 use report::Report;
 
@@ -29,7 +29,11 @@ fn main() -> anyhow::Result<ExitCode> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
         ["node", folder] => node::serve(folder).map(|()| ExitCode::SUCCESS),
-        ["busy", seconds] => measure::busy(seconds.parse()?).map(|()| ExitCode::SUCCESS),
+        ["busy", seconds, form] => {
+            let named = |of: &Form| format!("{of:?}") == form;
+            let form = Form::ALL.into_iter().find(named).context("there is no such form")?;
+            measure::busy(seconds.parse()?, form).map(|()| ExitCode::SUCCESS)
+        }
         _ => {
             let known = ["--json", "--small"];
             anyhow::ensure!(words.iter().all(|word| known.contains(word)), HELP);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use larder_device::Direction::{self, Load, Save};
-use larder_device::cuda::Form;
+use larder_device::cuda::{CudaOptions, Form};
 use larder_device::layout::{Shape, VllmOrder, sglang_split, vllm};
 use larder_device::{Device as _, LayoutSpec, Order};
 
@@ -19,6 +19,9 @@ struct Ceilings {
     both: f64,
     device: f64,
 }
+
+/// Numbers of thread blocks that are compared.
+const THREAD_BLOCKS: [u32; 4] = [4, 8, 16, 32];
 
 /// Sizes of a run.
 #[derive(Clone, Copy)]
@@ -51,6 +54,7 @@ pub(crate) fn all(report: &mut Report, small: bool) -> anyhow::Result<()> {
     for shape in shapes(sizes) {
         all_of(report, &shape, sizes, &ceilings, &mut random)?;
     }
+    by_thread_blocks(report, sizes, &ceilings, &mut random)?;
     engine::beside(report, sizes.chunks, sizes.layers, sizes.pages)
 }
 
@@ -68,7 +72,7 @@ fn all_of(
         rig.randomise(random)?;
         Ok::<_, anyhow::Error>(rig)
     };
-    for form in [Form::Direct, Form::Staged] {
+    for form in Form::ALL {
         let mut rig = rig(Some(form), random)?;
         each_way(report, &mut rig, &format!("{name}, {form:?}"), sizes, ceilings, None, random)?;
         rig.close()?;
@@ -81,11 +85,33 @@ fn all_of(
     rig.close()
 }
 
+/// Measures the kernels with few and many thread blocks: the fewest that fill the bus leave most of the GPU to the engine.
+fn by_thread_blocks(
+    report: &mut Report,
+    sizes: Sizes,
+    ceilings: &Ceilings,
+    random: &mut fastrand::Rng,
+) -> anyhow::Result<()> {
+    let Measured { name, spec, regions, chunks } = shapes(sizes).swap_remove(0);
+    for form in [Form::Direct, Form::Staged] {
+        for blocks in THREAD_BLOCKS {
+            let options =
+                CudaOptions { bus_blocks: blocks, staged_blocks: blocks, ..Rig::options(Some(form)) };
+            let mut rig = Rig::new(spec.clone(), &regions, chunks, options)?;
+            rig.randomise(random)?;
+            let name = format!("{name}, {form:?} by {blocks} thread blocks");
+            each_way(report, &mut rig, &name, sizes, ceilings, None, random)?;
+            rig.close()?;
+        }
+    }
+    Ok(())
+}
+
 /// Copies in a loop, to measure the slowdown of other work.
 #[expect(clippy::disallowed_methods, reason = "a program that measures has a clock")]
-pub(crate) fn busy(seconds: u64) -> anyhow::Result<()> {
+pub(crate) fn busy(seconds: u64, form: Form) -> anyhow::Result<()> {
     let Measured { spec, regions, chunks, .. } = shapes(REAL).swap_remove(0);
-    let mut rig = Rig::new(spec, &regions, chunks, Rig::options(Some(Form::Staged)))?;
+    let mut rig = Rig::new(spec, &regions, chunks, Rig::options(Some(form)))?;
     let mut random = fastrand::Rng::new();
     rig.randomise(&mut random)?;
     let start = Instant::now();

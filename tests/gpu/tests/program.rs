@@ -35,7 +35,7 @@ fn over_a_driver_of_host_memory_every_copy_is_right_and_everything_is_measured()
     assert!(output.status.success(), "{report:#}");
     assert_eq!(report["device"], "fake GPU");
     let checks = report["checks"].as_array().unwrap();
-    assert_eq!(checks.len(), 41);
+    assert_eq!(checks.len(), 61);
     assert!(checks.iter().all(|check| check["wrong"].is_null()), "{checks:#?}");
     assert!(report["measures"].as_array().unwrap().len() > 50);
 }

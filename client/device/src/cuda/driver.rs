@@ -77,6 +77,14 @@ pub(super) struct Stream {
     _context: Context,
 }
 
+/// Runs to copy: where from, where to, and their bytes.
+#[derive(Default)]
+pub(super) struct Runs {
+    from: Vec<u64>,
+    to: Vec<u64>,
+    bytes: Vec<usize>,
+}
+
 pub(super) struct Event {
     raw: sys::CUevent,
     _context: Context,
@@ -340,8 +348,9 @@ impl Drop for PinnedMemory {
 impl Stream {
     pub(super) fn new(context: &Context) -> Result<Self, CudaError> {
         let mut raw = ptr::null_mut();
-        // SAFETY: the pointer is to a live value of the right type.
-        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut raw, NON_BLOCKING) })?;
+        // SAFETY: the pointer is to a live value of the right type. The driver takes its own highest priority for a higher one.
+        let result = unsafe { sys::cuStreamCreateWithPriority(&raw mut raw, NON_BLOCKING, FIRST) };
+        check("cuStreamCreateWithPriority", result)?;
         Ok(Self { raw, _context: context.clone() })
     }
 
@@ -364,6 +373,38 @@ impl Stream {
     pub(super) unsafe fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<(), CudaError> {
         // SAFETY: the caller's promise; addresses are unified.
         check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.raw) })
+    }
+
+    /// Copies many runs by the copy engine, in one call.
+    ///
+    /// # Safety
+    /// All ranges are memory that the context may access, until these copies have ended.
+    pub(super) unsafe fn copy_runs(&self, runs: &mut Runs) -> Result<(), CudaError> {
+        let nowhere =
+            sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
+        let mut attributes = sys::CUmemcpyAttributes {
+            srcAccessOrder: sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            srcLocHint: nowhere,
+            dstLocHint: nowhere,
+            flags: BESIDE_COMPUTATION,
+        };
+        let mut first = 0;
+        let Runs { from, to, bytes } = runs;
+        // SAFETY: the arrays have one length, and the driver reads them and the attributes before it returns; the rest is the
+        // caller's promise.
+        let result = unsafe {
+            sys::cuMemcpyBatchAsync_v2(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                bytes.as_mut_ptr(),
+                to.len(),
+                &raw mut attributes,
+                &raw mut first,
+                1,
+                self.raw,
+            )
+        };
+        check("cuMemcpyBatchAsync", result)
     }
 
     /// Writes a word after all that came before.
@@ -404,6 +445,14 @@ impl Stream {
             )
         };
         check("cuLaunchKernel", result)
+    }
+}
+
+impl Runs {
+    pub(super) fn add(&mut self, from: u64, to: u64, bytes: u64) {
+        self.from.push(from);
+        self.to.push(to);
+        self.bytes.push(bytes as usize);
     }
 }
 
@@ -551,7 +600,7 @@ pub(super) fn check_library() -> Result<(), NoCuda> {
 }
 
 /// All functions that this file calls.
-const FUNCTIONS: [&str; 39] = [
+const FUNCTIONS: [&str; 40] = [
     "cuInit",
     "cuDeviceGetCount",
     "cuDeviceGet",
@@ -576,12 +625,13 @@ const FUNCTIONS: [&str; 39] = [
     "cuMemUnmap",
     "cuMemRelease",
     "cuMemSetAccess",
-    "cuStreamCreate",
+    "cuStreamCreateWithPriority",
     "cuStreamDestroy_v2",
     "cuStreamWaitEvent",
     "cuStreamSynchronize",
     "cuStreamWriteValue32_v2",
     "cuMemcpyAsync",
+    "cuMemcpyBatchAsync_v2",
     "cuLaunchKernel",
     "cuEventCreate",
     "cuEventDestroy_v2",
@@ -593,9 +643,15 @@ const FUNCTIONS: [&str; 39] = [
     "cuModuleUnload",
 ];
 
-// CU_STREAM_NON_BLOCKING, CU_MEMHOSTREGISTER_*, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS of cuda.h.
+// CU_STREAM_NON_BLOCKING, CU_MEMHOSTREGISTER_*, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE of
+// cuda.h.
 const NON_BLOCKING: u32 = 1;
 const PORTABLE: u32 = 1;
 const DEVICE_MAP: u32 = 2;
 const READ_ONLY: u32 = 8;
 const LAZY_PEER_ACCESS: u32 = 1;
+const BESIDE_COMPUTATION: u32 = 1;
+
+/// Before all priorities of the driver: a kernel of a copy waits for running thread blocks of the engine's kernels, and not for
+/// those that have not begun.
+const FIRST: i32 = -1_000;

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::driver::{self, CudaError};
+use super::driver::{self, CudaError, Runs};
 use super::forms::{Form, OrderShape};
 use super::lane::KernelTable;
 use super::pieces::{self, At, Division, Launch};
@@ -11,7 +11,7 @@ use super::tables::{Copy, ENTRY_BYTES, Entry, THREADS, entry_bytes};
 use super::{CudaDevice, Measured, Running};
 use crate::device::DeviceError;
 use crate::layout::PagedLayout;
-use crate::order::{Direction, Flag, Order, OrderNumber, PageCopy, Work};
+use crate::order::{Direction, Flag, Order, OrderNumber, PageCopy, TensorsId, Work};
 use crate::registry::Region as _;
 
 /// The begun part of an order.
@@ -57,9 +57,14 @@ impl CudaDevice {
         let (form, shape) = self.choose(order.direction, &layout, pages, layers.len(), *by_layer);
         let division =
             pieces::divide(&layout, pages, layers.clone(), *by_layer, form, self.options.half_bytes);
-        self.measure(order.direction, form, shape, begun)?;
+        if form == Form::Batched {
+            self.measure(order.direction, form, shape, begun)?;
+            return self.enqueue_runs(order, *tensors, &division, begun);
+        }
         let entries = self.entries(order.direction, &division);
         let table = self.table(entries.len())?;
+        // Behind what may take memory from the driver, which says nothing about the form.
+        self.measure(order.direction, form, shape, begun)?;
         let lane = self.lane(order.direction);
         // SAFETY: table and staging buffers live until the order has ended: the table goes into `begun`, the buffers end with the
         // device, which waits in `close`.
@@ -73,16 +78,67 @@ impl CudaDevice {
             copy.entry_count = piece.pages.len() as u32;
             (copy.first_plane, copy.plane_count) =
                 (piece.planes.start, piece.planes.end - piece.planes.start);
-            let done = self.enqueue_piece(order.direction, number % 2, piece, &copy, crosses_bus)?;
-            if let (Some(layers), Some(event)) = (piece.layers_done, done) {
-                begun.layers.push_back((layers, event));
-                self.raise(order, order.then.map(|then| then.raised(layers)))?;
-            }
+            self.enqueue_piece(order.direction, number % 2, piece, &copy, crosses_bus)?;
+            self.mark_layers(order, piece, begun)?;
         }
         Ok(())
     }
 
-    /// One launch, with the copies around it if it is staged. The event marks its end, if its layers are to be reported.
+    /// Has the copy engine copy each run of the pages.
+    fn enqueue_runs(
+        &mut self,
+        order: &Order,
+        tensors: TensorsId,
+        division: &Division,
+        begun: &mut Begun,
+    ) -> Result<(), CudaError> {
+        for piece in &division.pieces {
+            let mut runs = self.runs(order.direction, tensors, piece, division);
+            // SAFETY: the order was checked: its pages, planes and places lie within regions and tensors, which the registry keeps
+            // until the order has ended.
+            unsafe { self.lane(order.direction).kernels.copy_runs(&mut runs)? };
+            self.mark_layers(order, piece, begun)?;
+        }
+        Ok(())
+    }
+
+    /// The runs of a piece's pages, with their places in blocks.
+    fn runs(&self, direction: Direction, tensors: TensorsId, piece: &Launch, division: &Division) -> Runs {
+        let mut runs = Runs::default();
+        let tensors = self.registry.tensors_of(tensors);
+        let regions: Vec<u64> =
+            tensors.regions.iter().map(|&region| self.registry.region_of(region).address()).collect();
+        for plane in piece.planes.clone() {
+            for placed in &division.pages[piece.pages.clone()] {
+                let At::Block(place) = placed.at else { continue };
+                let block = self.address(place) + tensors.layout.in_block(plane, 0);
+                for run in tensors.layout.runs(plane, placed.page) {
+                    let (in_block, bytes) = (block + run.in_page, run.range.end - run.range.start);
+                    let in_page = regions[run.region as usize] + run.range.start;
+                    match direction {
+                        Direction::Load => runs.add(in_block, in_page, bytes),
+                        Direction::Save => runs.add(in_page, in_block, bytes),
+                    }
+                }
+            }
+        }
+        runs
+    }
+
+    /// Marks the end of a piece whose layers are to be reported, and raises the order's flag behind it.
+    fn mark_layers(&mut self, order: &Order, piece: &Launch, begun: &mut Begun) -> Result<(), CudaError> {
+        let Some(layers) = piece.layers_done else { return Ok(()) };
+        let event = self.event()?;
+        let lane = self.lane(order.direction);
+        if !piece.spans.is_empty() {
+            lane.join()?;
+        }
+        event.record(&lane.kernels)?;
+        begun.layers.push_back((layers, event));
+        self.raise(order, order.then.map(|then| then.raised(layers)))
+    }
+
+    /// One launch, with the copies around it if it is staged.
     fn enqueue_piece(
         &mut self,
         direction: Direction,
@@ -90,8 +146,12 @@ impl CudaDevice {
         piece: &Launch,
         copy: &Copy,
         crosses_bus: bool,
-    ) -> Result<Option<driver::Event>, CudaError> {
-        let limit = if crosses_bus { self.options.bus_blocks } else { self.context.multiprocessors()? * 8 };
+    ) -> Result<(), CudaError> {
+        let limit = match (crosses_bus, piece.spans.is_empty()) {
+            (true, true) => self.options.bus_blocks,
+            (true, false) => self.options.staged_blocks,
+            (false, _) => self.context.multiprocessors()? * 8,
+        };
         let blocks = copy.tiles().min(limit.max(1).into()) as u32;
         let lane = self.lane(direction);
         let kernel = match direction {
@@ -116,14 +176,7 @@ impl CudaDevice {
                 }
             }
         }
-        if piece.layers_done.is_none() {
-            return Ok(None);
-        }
-        let event = self.event()?;
-        let lane = self.lane(direction);
-        lane.join()?;
-        event.record(&lane.kernels)?;
-        Ok(Some(event))
+        Ok(())
     }
 
     fn enqueue_blocks(&mut self, order: &Order) -> Result<(), CudaError> {

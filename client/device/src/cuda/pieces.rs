@@ -77,7 +77,7 @@ pub(super) fn divide(
     for group in groups {
         let planes = layout.planes_of(&group);
         match form {
-            Form::Direct => division.add_direct(layout, pages, planes),
+            Form::Direct | Form::Batched => division.add_direct(layout, pages, planes),
             Form::Staged => division.add_staged(layout, pages, planes, half_bytes),
         }
         if by_layer && let Some(last) = division.pieces.last_mut() {
