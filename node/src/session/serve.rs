@@ -4,6 +4,7 @@
 //! an earlier answer brought. After an answer the task looks for the next request for a moment before it sleeps, since waking a
 //! thread costs more than a lookup.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -264,11 +265,13 @@ impl Session {
 
     /// Receives a request that comes soon after an answer, without sleeping: an engine often asks again at once, and waking a
     /// sleeping thread takes longer than making an answer. Other tasks run meanwhile. `None` if nothing came, if there is
-    /// something else to wait for, or if others want the CPU.
+    /// something else to wait for, or if others want the CPU: other threads, or more sessions of this thread than
+    /// [`MOST_LOOKING`].
     async fn receive_soon(&mut self) -> Option<Result<(), End>> {
         if self.waiting > 0 || self.writer.pending_bytes() > 0 || !self.look_or_sleep.may_look() {
             return None;
         }
+        let _looking = Looking::begin()?;
         let until = self.clock.elapsed() + SPIN;
         loop {
             let socket = self.socket.as_fd();
@@ -363,6 +366,32 @@ impl Session {
         }
     }
 }
+
+/// A session that looks for its next request.
+struct Looking;
+
+impl Looking {
+    /// `None` if enough sessions of this thread look already.
+    fn begin() -> Option<Self> {
+        LOOKING.with(|looking| (looking.get() < MOST_LOOKING).then(|| looking.update(|of| of + 1)))?;
+        Some(Self)
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        LOOKING.with(|looking| looking.update(|of| of - 1));
+    }
+}
+
+thread_local! {
+    /// The sessions of this thread that look.
+    static LOOKING: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The most sessions of a thread that look at a time. Each takes a microsecond of every round, in which the others wait; one
+/// sleep serves them all.
+const MOST_LOOKING: u32 = 4;
 
 const FAULT: &str =
     "a fault of Larder emptied the cache of this device: open a new session; the node's log says more";
