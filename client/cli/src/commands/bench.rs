@@ -63,7 +63,7 @@ Benches, each with its yardstick:
   ..._cpu             CPU seconds of both ends for each GB             / CPU seconds of bare QUIC
   peer_get_4MiB_2_block_threads   gets of one block, four at a time, by nodes with two block threads  / by nodes without
   peer_get_4MiB_N_block_threads_all_cpus   the same with 1, 2, 4, 8 block threads, four blocks at a time for each, on all CPUs;
-                      only if there are four CPUs for each thread     / the same
+                      only if there are more than two CPUs, and two for each thread   / the same
   prefetch_spread     a prompt of 48 blocks of 4 MiB, a third each in memory, on disk and at a peer  / the slower of disk and peer alone
   ..._10Gbit          the same, with a peer that sends 1.2 GB/s        / the same
   replay_content      making the bytes of a replay's 4 MiB block       / one memcpy")]
@@ -306,7 +306,7 @@ fn peer_benches(
     }
     placement.be_anywhere()?;
     for (name, threads) in ALL_CPUS_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
-        if placement.cpus() >= 4 * usize::from(threads) {
+        if placement.cpus() >= 2 * usize::from(threads) && placement.cpus() > 2 {
             let transfer = Transfer { block_bytes: 4 << 20, in_flight: 4 * usize::from(threads) };
             measurements.extend(block_threads_beside_none(name, transfer, rounds / 4, threads, None)?);
         }
