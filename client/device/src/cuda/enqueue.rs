@@ -233,9 +233,9 @@ impl CudaDevice {
         let order_bytes = per_layer * (pages.len() * layers) as u64;
         let run_bytes = layout.spec().run_bytes;
         let shape = OrderShape::new(direction, by_layer, run_bytes, layout.block_bytes(), order_bytes);
-        let form = self.forms.choose(shape);
         // The time of an order that waits for other copies says nothing about its form.
         let is_alone = self.running.iter().all(|running| running.order.direction != direction);
+        let form = self.forms.choose(shape, is_alone);
         (form, is_alone.then_some((shape, order_bytes)))
     }
 

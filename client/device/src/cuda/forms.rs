@@ -93,12 +93,16 @@ impl Forms {
         Self { only_copies, rates: BTreeMap::new() }
     }
 
-    /// The form for an order: each is tried a few times, then the best one is taken, and at times another is tried again.
-    pub(super) fn choose(&mut self, shape: OrderShape) -> Form {
+    /// The form for an order: each is tried a few times, then the best one is taken, and at times another is tried again. An order
+    /// that is not alone in its direction cannot be measured, so it tries nothing.
+    pub(super) fn choose(&mut self, shape: OrderShape, is_alone: bool) -> Form {
         if self.rates.len() >= MOST_SHAPES && !self.rates.contains_key(&shape) {
             return Form::Staged;
         }
         let rates = self.rates.entry(shape).or_default();
+        if !is_alone {
+            return best(&shape, rates, self.only_copies);
+        }
         let begun: u32 = rates.iter().map(|rate| rate.begun).sum();
         let best = best(&shape, rates, self.only_copies);
         let others = shape.forms().filter(|&form| form != best);
@@ -196,7 +200,7 @@ mod tests {
     fn both_forms_are_tried_and_the_faster_is_kept_until_it_is_slower() {
         let (mut forms, mut told) = (Forms::default(), Vec::new());
         let mut speed = |forms: &mut Forms, direct: f64, staged: f64| {
-            let chosen = forms.choose(shape(1 << 26));
+            let chosen = forms.choose(shape(1 << 26), true);
             let milliseconds = if chosen == Form::Direct { direct } else { staged };
             told.extend(forms.measured(shape(1 << 26), chosen, 1 << 26, milliseconds));
             chosen
@@ -222,7 +226,9 @@ mod tests {
                 (Forms::new(only_copies), OrderShape::new(Direction::Save, false, runs, 1 << 20, 1 << 26));
             let (mut chosen, mut copies) = (Form::Direct, [0; 3]);
             for _ in 0..20 {
-                chosen = forms.choose(shape);
+                chosen = forms.choose(shape, true);
+                // Others under way at the same time try nothing.
+                (0..9).for_each(|_| _ = forms.choose(shape, false));
                 // The first copy of each form is slow, as other work was under way.
                 let slow = if copies[chosen as usize] == 0 { 9.0 } else { 1.0 };
                 copies[chosen as usize] += 1;
@@ -248,18 +254,18 @@ mod tests {
         for (small, large) in [(1.0, 4.0), (1.0, 4.0), (1.0, 4.0)] {
             for order in [1 << 16, 1 << 26] {
                 for _ in 0..2 {
-                    let form = forms.choose(shape(order));
+                    let form = forms.choose(shape(order), true);
                     let is_direct = form == Form::Direct;
                     let cost = if (order == 1 << 16) == is_direct { small } else { large };
                     forms.measured(shape(order), form, order, cost);
                 }
             }
         }
-        assert_eq!(forms.choose(shape(1 << 16)), Form::Direct);
-        assert_eq!(forms.choose(shape(1 << 26)), Form::Staged);
+        assert_eq!(forms.choose(shape(1 << 16), true), Form::Direct);
+        assert_eq!(forms.choose(shape(1 << 26), true), Form::Staged);
         for run in 0..40 {
             for block in 0..40 {
-                forms.choose(OrderShape::new(Direction::Save, true, 1 << run, 1 << block, 1));
+                forms.choose(OrderShape::new(Direction::Save, true, 1 << run, 1 << block, 1), true);
             }
         }
         assert_eq!(forms.lines().len(), MOST_SHAPES);
