@@ -1,5 +1,7 @@
 //! The results, as a table or as JSON.
 
+use std::io::Write as _;
+
 use serde::Serialize;
 
 /// All results.
@@ -52,11 +54,13 @@ pub(crate) enum Wanted {
 
 impl Report {
     pub(crate) fn check(&mut self, what: impl Into<String>, result: Result<(), String>) {
-        self.checks.push(Check { what: what.into(), wrong: result.err() });
+        let check = Check { what: what.into(), wrong: result.err() };
+        progress(&check.line());
+        self.checks.push(check);
     }
 
     pub(crate) fn measure(&mut self, what: impl Into<String>, value: f64, unit: &'static str) {
-        self.measures.push(Measure { what: what.into(), value, unit, ratio: None });
+        self.add(Measure { what: what.into(), value, unit, ratio: None });
     }
 
     /// Adds a value beside its yardstick, with a target if there is one.
@@ -69,7 +73,12 @@ impl Report {
         wanted: Option<Wanted>,
     ) {
         let ratio = Ratio { of: of.0.to_owned(), value: value / of.1, wanted };
-        self.measures.push(Measure { what: what.into(), value, unit, ratio: Some(ratio) });
+        self.add(Measure { what: what.into(), value, unit, ratio: Some(ratio) });
+    }
+
+    fn add(&mut self, measure: Measure) {
+        progress(&measure.line());
+        self.measures.push(measure);
     }
 
     /// Whether no byte was wrong. No rate fails a run.
@@ -84,17 +93,25 @@ impl Report {
                 format!("nothing to check here: {}\n", skipped.as_deref().unwrap_or("no GPU"))
             }
         };
-        for Check { what, wrong } in &self.checks {
-            let result = wrong.as_ref().map_or_else(|| "right".into(), |wrong| format!("WRONG: {wrong}"));
-            text += &format!("{what:58} {result}\n");
-        }
+        self.checks.iter().for_each(|check| text += &format!("{}\n", check.line()));
         text += if self.checks.is_empty() { "" } else { "\n" };
-        for Measure { what, value, unit, ratio } in &self.measures {
-            let held = ratio.as_ref().map(Ratio::text).unwrap_or_default();
-            text += &format!("{what:58} {value:9.2} {unit:5} {held}\n");
-        }
+        self.measures.iter().for_each(|measure| text += &format!("{}\n", measure.line()));
         self.notes.iter().for_each(|note| text += &format!("\nnote: {note}"));
         text
+    }
+}
+
+impl Check {
+    fn line(&self) -> String {
+        let result = self.wrong.as_ref().map_or_else(|| "right".into(), |wrong| format!("WRONG: {wrong}"));
+        format!("{:58} {result}", self.what)
+    }
+}
+
+impl Measure {
+    fn line(&self) -> String {
+        let held = self.ratio.as_ref().map(Ratio::text).unwrap_or_default();
+        format!("{:58} {:9.2} {:5} {held}", self.what, self.value, self.unit)
     }
 }
 
@@ -108,6 +125,12 @@ impl Ratio {
         };
         format!("{value:.3} of {of}{judged}")
     }
+}
+
+/// Shows a row as soon as it is known, on standard error: a run that is ended early has said something.
+fn progress(row: &str) {
+    // Nobody listens, if this fails.
+    let _ = writeln!(std::io::stderr(), "{row}");
 }
 
 fn mark(is_met: bool) -> &'static str {
