@@ -27,6 +27,7 @@ use crate::reservation::StagedChunk;
 pub(crate) struct Gpu {
     lane: Own<Arc<EngineLane>>,
     name: String,
+    saves_at_once: usize,
 }
 
 /// An engine's KV memory on a GPU: pages of a fixed number of tokens, each layer's addressed by strides.
@@ -38,6 +39,8 @@ pub(crate) struct Gpu {
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct GpuPagedMemory {
     lane: Own<Arc<EngineLane>>,
+    /// The most saves of one call that are under way at a time.
+    saves_at_once: usize,
     layout: PagedLayout,
     tensors: EngineTensors,
     /// Tensors of some layers only: layers that are handed over are copied from these.
@@ -60,7 +63,9 @@ impl Gpu {
                 Ok((Arc::new(lane), name))
             })
             .map_err(lane_exception)?;
-        Ok(Self { lane: Own::new(lane), name })
+        // Other threads copy too.
+        let saves_at_once = (copies / 8).clamp(1, SAVES_AT_ONCE);
+        Ok(Self { lane: Own::new(lane), name, saves_at_once })
     }
 
     /// The driver's name of the GPU.
@@ -97,7 +102,8 @@ impl GpuPagedMemory {
             regions.into_iter().map(|(address, bytes)| EngineMemory::Own { address, bytes }).collect();
         let (lane, of_tensors) = (Arc::clone(gpu.lane.get()?), layout.clone());
         let tensors = py.detach(|| lane.register(of_tensors, memory)).map_err(lane_exception)?;
-        Ok(Self { lane: Own::new(lane), layout, tensors, parts: Mutex::default() })
+        let saves_at_once = gpu.saves_at_once;
+        Ok(Self { lane: Own::new(lane), saves_at_once, layout, tensors, parts: Mutex::default() })
     }
 
     /// Layers.
@@ -174,7 +180,7 @@ impl GpuPagedMemory {
         let pages = pages.chunks(self.layout.spec().pages_per_chunk as usize);
         let (mut under_way, mut result) = (VecDeque::new(), Ok(()));
         for (chunk, pages) in staged.iter().zip(pages) {
-            if under_way.len() == SAVES_AT_ONCE {
+            if under_way.len() == self.saves_at_once {
                 result = under_way.pop_front().map_or(Ok(()), |begun| saved(py, begun));
             }
             let save = SavePages { block, pages: pages.to_vec(), layers: layers.clone() };
@@ -313,7 +319,7 @@ fn saved(
     chunk.put_back(ended(py, &copy, || copy.wait(SIGNALS_EVERY))?)
 }
 
-/// Saves of one call that are under way at a time: enough that the bus never waits for the next one.
+/// Saves of one call that are under way at a time, if the GPU takes many copies: the bus never waits for the next one.
 const SAVES_AT_ONCE: usize = 16;
 
 /// How often a thread that waits for a copy looks for signals.

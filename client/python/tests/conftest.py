@@ -128,11 +128,16 @@ class FakeGpu:
         self.gpu = larder_kv.Gpu()
 
     def paged_memory(
-        self, regions: list[bytearray], layers: list[larder_kv.LayerPages], *, pages_per_chunk: int
+        self,
+        regions: list[bytearray],
+        layers: list[larder_kv.LayerPages],
+        *,
+        pages_per_chunk: int,
+        gpu: larder_kv.Gpu | None = None,
     ) -> larder_kv.GpuPagedMemory:
         """The GPU's view of `regions`, which are now its own allocations."""
         places = [self._lend(region) for region in regions]
-        return larder_kv.GpuPagedMemory(self.gpu, places, layers, pages_per_chunk=pages_per_chunk)
+        return larder_kv.GpuPagedMemory(gpu or self.gpu, places, layers, pages_per_chunk=pages_per_chunk)
 
     def _lend(self, region: bytearray) -> tuple[int, int]:
         memory = (ctypes.c_char * len(region)).from_buffer(region)

@@ -64,6 +64,27 @@ def test_pages_survive_a_round_trip_to_other_pages(session, fake_gpu, order, pla
     assert not any(b"".join(after[1] + after[2] + after[3]))
 
 
+@pytest.mark.parametrize("copies", [1, 20, 256])
+def test_chunks_are_saved_together_however_few_copies_the_gpu_takes_at_a_time(session, fake_gpu, copies):
+    region, _ = memory("BLHNC")
+    before, gpu = bytes(region), larder_kv.Gpu(copies=copies)
+    paged = fake_gpu.paged_memory([region], layers("BLHNC"), pages_per_chunk=PAGES_PER_CHUNK, gpu=gpu)
+    pool = larder_kv.Pool(layers=LAYERS, layer_bytes=PAGES_PER_CHUNK * PAGE_BYTES)
+    namespace = session.register(spec(f"together {copies}", pools=[pool]))
+    chain = namespace.chain_of_tokens(list(range(3 * CHUNK_TOKENS)))
+    reservation = session.reserve(namespace, chain)
+    staged = session.stage_chunks(reservation, [0, 1, 2])
+    paged.save(staged, list(range(PAGES)))
+    if copies > 1:
+        with pytest.raises(larder_kv.ReleasedError):
+            paged.save([staged[0], staged[1], staged[1]], list(range(PAGES)))
+    session.commit(reservation, staged)
+    region[:] = bytes(len(region))
+    with session.lease(namespace, chain) as lease:
+        paged.load(lease, list(range(PAGES)))
+    assert bytes(region) == before
+
+
 def one_chunk(session, model: str):
     """A chunk to write: its namespace, its chain, its reservation."""
     pool = larder_kv.Pool(layers=LAYERS, layer_bytes=PAGES_PER_CHUNK * PAGE_BYTES)
