@@ -7,20 +7,15 @@ tier gets no memory. And rates: the device tier, and copies in an engine's proce
 A check that fails is reported, and the rest goes on. The exit status is 1 if any check failed.
 """
 
-import argparse
-import ctypes
-import importlib.util
-import os
 import random
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from rig import MIB, ROOT, STARTED, Deadline, Died, Engine, EngineError, Node, OutOfTime, Report, Rig, say
+from rig import MIB, Deadline, Engine, Rig
+
+from processes import STARTED, Died, EngineError, Node, OutOfTime, Report, end_after, missing, options_of, run_step, say
 
 GIB = 1 << 30
 KILLS = 2
@@ -92,10 +87,10 @@ class Faults:
             told = engine.ask(self.rig.deadline, "expand", shape=self.sizes.shape, size=128 * MIB)
             if engine is engines[0]:
                 for what, answer in told.items():
-                    self.rig.note(f"expandable segments: {what}", answer)
+                    self.rig.report.note(f"expandable segments: {what}", answer)
             usable.append(told.get("pages", 0))
         if not all(usable):
-            self.rig.check("a piece of an expandable segment can be shared by descriptor", False, "see above")
+            self.rig.report.check("a piece of an expandable segment can be shared by descriptor", False, "see above")
             return
         for engine in engines:
             engine.ask(self.rig.deadline, "connect", socket=node.socket)
@@ -118,9 +113,9 @@ class Faults:
             victim.kill()
             came, difference = self.rig.settles(before)
             what = f"engine killed {seconds * 1e3:.0f} ms into {phase}: its memory is free"
-            self.rig.check(what, came, f"{difference}; the other engine's rounds meanwhile: {self._rounds(worker) - rounds}")
+            self.rig.report.check(what, came, f"{difference}; the other engine's rounds meanwhile: {self._rounds(worker) - rounds}")
         self._worker_ends(worker, node)
-        self.rig.note("copies at the node, by their end", node.metric("larder_device_copies_total"))
+        self.rig.report.note("copies at the node, by their end", node.metric("larder_device_copies_total"))
 
     def node_killed(self) -> None:
         """The node is killed at random moments: the engine lives, and a new node serves it."""
@@ -141,8 +136,8 @@ class Faults:
             names = ("EndedError", "ConnectError", "CopyFailed")
             error = f"{told.get('error')}: {told.get('text')}"
             when = f"after {time.monotonic() - killed:.2f} s, {told.get('rounds')} rounds"
-            self.rig.check(what, told.get("error") in names, f"{error} ({when})")
-            self.rig.check("the engine still computes", engine.ask(self.rig.deadline, "product")["right"])
+            self.rig.report.check(what, told.get("error") in names, f"{error} ({when})")
+            self.rig.report.check("the engine still computes", engine.ask(self.rig.deadline, "product")["right"])
 
     def false_handles(self) -> None:
         """Handles of dead engines, handles with false sizes and random handles are refused."""
@@ -169,9 +164,9 @@ class Faults:
             engine.begin(do, **arguments)
             told = engine.answer(min(self.rig.deadline.left(), 12.0))
             refusal = f"{told.get('error')}, {told.get('code')}: {told.get('text')}"
-            self.rig.check(f"{what} is refused", told.get("error") == "RefusedError" and told.get("code") == "device", refusal)
+            self.rig.report.check(f"{what} is refused", told.get("error") == "RefusedError" and told.get("code") == "device", refusal)
             lives = self._lives(node, has_failed=told.get("error") == "EndedError")
-            self.rig.check(f"the node lives after {what}", lives, "" if lives else node.log_end())
+            self.rig.report.check(f"the node lives after {what}", lives, "" if lives else node.log_end())
             if not lives:
                 node = self.rig.node("node", self.sizes.arena)
                 engine.ask(self.rig.deadline, "connect", socket=node.socket)
@@ -188,12 +183,12 @@ class Faults:
         rounds = self._rounds(worker)
         copies = {"loads": self.sizes.long_copies, "saves": 2}
         told = engine.ask(self.rig.deadline, "free_under_copies", first=50_000, chunks=self.sizes.long_chunks, **copies)
-        self.rig.check("memory freed under copies: new memory is untouched", told.pop("untouched"), told)
-        self.rig.check("the engine that freed it still computes", engine.ask(self.rig.deadline, "product")["right"])
-        self.rig.note("used by the card's memory that the engine has freed", f"{(self.rig.card.used() - before) / MIB:+.0f} MiB")
+        self.rig.report.check("memory freed under copies: new memory is untouched", told.pop("untouched"), told)
+        self.rig.report.check("the engine that freed it still computes", engine.ask(self.rig.deadline, "product")["right"])
+        self.rig.report.note("used by the card's memory that the engine has freed", f"{(self.rig.card.used() - before) / MIB:+.0f} MiB")
         engine.kill()
-        self.rig.check("its memory is free after its end", *self.rig.settles(before))
-        self.rig.note("the other engine's rounds meanwhile", self._rounds(worker) - rounds)
+        self.rig.report.check("its memory is free after its end", *self.rig.settles(before))
+        self.rig.report.note("the other engine's rounds meanwhile", self._rounds(worker) - rounds)
         self._worker_ends(worker, node)
 
     def device_tier(self) -> None:
@@ -210,21 +205,21 @@ class Faults:
         self._tier_rates(told["loads"], chunks)
         self._tier_loads(engine, "two prompts at once: one in the tier, the other promoted while loads run", [0, 1], 8)
         self._tier_loads(engine, "a third prompt, for which the tier evicts", [2], 5)
-        self.rig.note("blocks evicted from the tier", node.metric("larder_device_evicted_blocks_total"))
-        self.rig.note("bytes copied", node.metric("larder_device_copied_bytes_total"))
+        self.rig.report.note("blocks evicted from the tier", node.metric("larder_device_evicted_blocks_total"))
+        self.rig.report.note("bytes copied", node.metric("larder_device_copied_bytes_total"))
         node.kill()
         self._tier_without_room(engine, arena)
 
     def _tier_without_room(self, engine: Engine, arena: str) -> None:
         chunks, fake = self.sizes.tier_chunks, self.rig.fake
         node = self.rig.node("crowded", arena, f'[gpu]\ndevice_bytes = "{"1GiB" if fake else "64GiB"}"')
-        self.rig.note("an engine takes the card's memory", engine.ask(self.rig.deadline, "hog", leave=2 * GIB))
+        self.rig.report.note("an engine takes the card's memory", engine.ask(self.rig.deadline, "hog", leave=2 * GIB))
         engine.ask(self.rig.deadline, "connect", socket=node.socket, verify=False)
         engine.ask(self.rig.deadline, "save", number=0, pages=list(range(chunks)))
         self._tier_loads(engine, "no room for the tier: loads from the host", [0], 5)
         said = "no memory for the device tier" in node.log()
-        self.rig.check("the node logs that the GPU has no memory for the tier", said or fake, "no such GPU" if fake else "")
-        self.rig.check("the node lives", node.is_alive())
+        self.rig.report.check("the node logs that the GPU has no memory for the tier", said or fake, "no such GPU" if fake else "")
+        self.rig.report.check("the node lives", node.is_alive())
 
     def beside_computation(self) -> None:
         """Copies in the engine's process: their rates, and what they take from a matrix product."""
@@ -233,20 +228,20 @@ class Faults:
         node = self.rig.node("default", sizes.arena)
         engine.begin("own", socket=node.socket, shapes=shapes, chunks=sizes.own_chunks)
         told = engine.answer(min(self.rig.deadline.left(), 20.0))
-        self.rig.note("copies in the engine's process with a node of default settings", told)
+        self.rig.report.note("copies in the engine's process with a node of default settings", told)
         if "error" in told:
             node = self.rig.node("trusting", sizes.arena, "trust_engines = true")
             told = engine.ask(self.rig.deadline, "own", socket=node.socket, shapes=shapes, chunks=sizes.own_chunks)
-            self.rig.note("the same with trust_engines", told)
-        self.rig.check("chunks come back right, for each size of pages", all(told["right"]), list(sizes.own_shapes))
+            self.rig.report.note("the same with trust_engines", told)
+        self.rig.report.check("chunks come back right, for each size of pages", all(told["right"]), list(sizes.own_shapes))
         for kind in COPIES_BESIDE:
             self._beside(engine, kind)
         yardstick = engine.ask(self.rig.deadline, "yardstick", size=GIB)
-        self.rig.note("PyTorch's copy of 1 GiB of pinned memory, GB/s", told_rates(yardstick))
+        self.rig.report.note("PyTorch's copy of 1 GiB of pinned memory, GB/s", told_rates(yardstick))
         for number, name in enumerate(sizes.own_shapes):
             self._own_rates(engine, number, name, yardstick)
         for line in engine.ask(self.rig.deadline, "choices")["choices"]:
-            self.rig.note("how copies are made", line)
+            self.rig.report.note("how copies are made", line)
 
     def _beside(self, engine: Engine, kind: str) -> None:
         """What copies take from a matrix product."""
@@ -254,24 +249,24 @@ class Faults:
         try:
             told = engine.ask(self.rig.deadline, "beside", number=1, kind=kind, groups=self.sizes.groups)
         except EngineError as error:
-            return self.rig.check(what, False, error)
+            return self.rig.report.check(what, False, error)
         off = (told["together"] / (sum(told["alone"]) / 2) - 1) * 100
         text = f"{off:+.1f} % ({rates(told['alone'], 3)} ms alone, {told['together']:.3f} ms), "
         text += f"{rates(told['rates'])} GB/s beside it, {rates(told['rates alone'])} GB/s without it"
-        self.rig.check(what, off < 3 or self.sizes.fake, text)
+        self.rig.report.check(what, off < 3 or self.sizes.fake, text)
 
     def _own_rates(self, engine: Engine, number: int, name: str, yardstick: dict[str, Any]) -> None:
         """Rates of copies in the engine's process, and their share of PyTorch's."""
         try:
             told = engine.ask(self.rig.deadline, "rates", number=number, seconds=self.sizes.own_seconds)
         except EngineError as error:
-            return self.rig.check(name, False, error)
+            return self.rig.report.check(name, False, error)
         both = [own / of for own, of in zip(told["both"], yardstick["both"], strict=True)]
-        self.rig.note(f"{name}, GB/s", told_rates(told))
+        self.rig.report.note(f"{name}, GB/s", told_rates(told))
         alone = [f"{way} {told[f'{way} without requests']:.1f}" for way in ("load", "save")]
-        self.rig.note(f"{name}, without the requests around the copies, GB/s", ", ".join(alone))
+        self.rig.report.note(f"{name}, without the requests around the copies, GB/s", ", ".join(alone))
         share = [f"{way} {told[way] / yardstick[way]:.2f}" for way in ("load", "save")]
-        self.rig.note(f"{name}, share of PyTorch's rate", f"{', '.join(share)}, both at once {rates(both, 2)}")
+        self.rig.report.note(f"{name}, share of PyTorch's rate", f"{', '.join(share)}, both at once {rates(both, 2)}")
 
     def _some(self, count: int) -> list[int]:
         """Random pages."""
@@ -281,9 +276,9 @@ class Faults:
         """Checks that an engine loads a prompt: right bytes, and no others written."""
         try:
             told = engine.ask(self.rig.deadline, "load", number=number, pages=pages)
-            self.rig.check(what, told["right"] and told["untouched"], "" if all(told.values()) else told)
+            self.rig.report.check(what, told["right"] and told["untouched"], "" if all(told.values()) else told)
         except EngineError as error:
-            self.rig.check(what, False, error)
+            self.rig.report.check(what, False, error)
 
     def _worker(self, first: int) -> tuple[Node, Engine]:
         """A node, and an engine that copies all the time."""
@@ -302,9 +297,9 @@ class Faults:
         self.rig.deadline.until(lambda: self._rounds(worker) > rounds + 1, 3.0)
         told = worker.ask(self.rig.deadline, "streamed", stop=True)
         is_right = told["failed"] == 0 and told["rounds"] > rounds
-        self.rig.check("no copy of the other engine failed or had a wrong byte", is_right, told)
+        self.rig.report.check("no copy of the other engine failed or had a wrong byte", is_right, told)
         lives = self._lives(node, has_failed=told["failed"] > 0)
-        self.rig.check("the node lives", lives, "" if lives else node.log_end())
+        self.rig.report.check("the node lives", lives, "" if lives else node.log_end())
 
     def _lives(self, node: Node, *, has_failed: bool) -> bool:
         """Whether a node lives; the end of a node that has failed takes a while."""
@@ -319,7 +314,7 @@ class Faults:
     def _tier_loads(self, engine: Engine, what: str, numbers: list[int], times: int) -> dict[str, Any]:
         told = engine.ask(self.rig.deadline, "loads", numbers=numbers, chunks=self.sizes.tier_chunks, times=times)
         text = ", ".join(f"{' and '.join(tiers)}: {rate:.1f} GB/s" for tiers, rate in told["loads"])
-        self.rig.check(f"{what}: right bytes", told["right"], text)
+        self.rig.report.check(f"{what}: right bytes", told["right"], text)
         return told
 
     def _tier_rates(self, loads: list[tuple[list[str], float]], chunks: int) -> None:
@@ -329,7 +324,7 @@ class Faults:
         is_there = best["host"] > 0 and best["device"] > 0
         ratio = best["device"] / best["host"] if is_there else 0.0
         text = f"device {best['device']:.1f} GB/s, host {best['host']:.1f} GB/s, {ratio:.1f} times as fast"
-        self.rig.check("loads come from the host, then from the device tier", is_there, text)
+        self.rig.report.check("loads come from the host, then from the device tier", is_there, text)
 
 
 def rates(values: list[float], digits: int = 1) -> str:
@@ -342,64 +337,19 @@ def told_rates(told: dict[str, Any]) -> str:
     return f"load {told['load']:.1f}, save {told['save']:.1f}, both at once {rates(told['both'])}"
 
 
-def run_step(rig: Rig, number: int, name: str, action: Callable[[], None], seconds: float) -> None:
-    """Runs a step; whatever goes wrong there, the next one follows."""
-    say(f"step {number}: {name}")
-    rig.step, rig.deadline = str(number), Deadline(seconds)
-    try:
-        action()
-    except OutOfTime as error:
-        rig.check(f"{name}: within {seconds:.0f} s", False, error)
-    except (EngineError, Died) as error:
-        rig.check(name, False, error)
-    except Exception as error:  # noqa: BLE001
-        rig.check(f"{name}: a fault of this program, or of a process", False, f"{type(error).__name__}: {error}")
-    finally:
-        rig.end_step()
-
-
-def watch(rig: Rig, seconds: float) -> None:
-    """Ends the program with its table when its time is over, whatever hangs."""
-
-    def end() -> None:
-        rig.report.add(rig.step, f"the whole run: within {seconds:.0f} s", "FAILED")
-        rig.report.table()
-        rig.close()
-        os._exit(1)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-
-
-def missing() -> str | None:
-    """What this machine lacks for a run on a GPU."""
-    try:
-        if (result := ctypes.CDLL("libcuda.so.1").cuInit(0)) != 0:
-            return f"the CUDA driver finds no GPU (cuInit: {result})"
-    except OSError:
-        return "no CUDA driver is installed"
-    return None if importlib.util.find_spec("torch") else f"{sys.executable} has no PyTorch"
-
-
 def main() -> int:
     """Runs the steps."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--larder", type=Path, default=ROOT / "target/dist/larder", help="the node's program")
-    parser.add_argument("--json", type=Path, help="a file for the report, written after each line")
+    parser = options_of(__doc__, seconds=90.0, last_step=7)
     parser.add_argument("--fake", action="store_true", help="small, over the stand-in for CUDA's driver")
-    parser.add_argument("--only", default="1,2,3,4,5,6,7", help="the steps to run")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
-    parser.add_argument("--seconds", type=float, default=90.0, help="limit of the whole run")
     options = parser.parse_args()
     only = {int(number) for number in options.only.split(",")}
-    if not options.fake and (lacking := missing()):
+    if not options.fake and (lacking := missing("torch", needs_gpu=True)):
         say(f"nothing to check here: {lacking}")
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     say(f"seed {options.seed}")
     rig = Rig(options.larder, options.fake, Report(options.json))
-    watch(rig, options.seconds)
+    end_after(options.seconds, rig.report, rig.close)
     faults = Faults(rig, Sizes(options.fake), options.seed)
     steps = [
         (1, "there and back", faults.there_and_back, 20, 2),
@@ -412,13 +362,15 @@ def main() -> int:
     ]
     try:
         engines = sum(engines for number, *_, engines in steps if number in only)
-        rig.report.add("", "the card's memory at the start", "note", f"{rig.at_start / MIB:.0f} MiB used")
+        rig.report.note("the card's memory at the start", f"{rig.at_start / MIB:.0f} MiB used")
         rig.start_spares(engines, 2 if 1 in only and not options.fake else 0, options.seconds / 2)
         say("all engines have loaded PyTorch")
         for number, name, action, seconds, _ in steps:
             if number in only:
                 left = options.seconds - (time.monotonic() - STARTED) - 10
-                run_step(rig, number, name, action, max(min(seconds, left), 1.0))
+                rig.report.step, rig.deadline = str(number), Deadline(max(min(seconds, left), 1.0))
+                run_step(rig.report, name, action)
+                rig.end_step()
     finally:
         rig.close()
     rig.report.table()
