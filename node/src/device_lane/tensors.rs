@@ -19,9 +19,8 @@ use super::{DeviceCopyRefused, DeviceLane, Regions, Words};
 type Registered = Receiver<Result<Tensors, DeviceCopyRefused>>;
 
 impl DeviceLane {
-    /// Registers an engine's tensors with the device, whose answer comes later. An error answers a request that is refused at
-    /// once.
-    /// is refused at once.
+    /// Registers an engine's tensors with the device, whose answer comes later. An error is the answer to a request that is refused
+    /// at once.
     #[expect(clippy::result_large_err, reason = "it is an answer, made once for each of an engine's tensors")]
     pub(crate) fn register(
         &mut self,
@@ -52,6 +51,7 @@ impl DeviceLane {
         Ok((answered.map_err(busy)?, words))
     }
 }
+
 /// An engine's memory, each piece with its size in bytes.
 fn engine_memory(
     memory: &[TensorMemory],
