@@ -21,7 +21,7 @@ use crate::event::{
 };
 use crate::placement::Placement;
 use crate::reports::Reporter;
-use crate::store::ids::{ChunkKey, SessionId};
+use crate::store::ids::{ChunkKey, SessionId, TenantId};
 use crate::store::policy::PolicyName;
 use crate::store::{
     BlockMove, Change, ChunkWrite, FetchId, FollowNews, Granted, Leased, Offered, PurgedPage, Refused,
@@ -353,6 +353,8 @@ pub struct FollowOrder {
     pub writer: Writer,
     /// The namespace.
     pub fingerprint: Fingerprint,
+    /// The tenant to which the namespace belongs.
+    pub tenant: TenantId,
     /// The chunks.
     pub chunks: Vec<FetchId>,
     /// The wanted pools of each chunk; empty if all pools are wanted.

@@ -402,6 +402,11 @@ impl Store {
         MAX_NAMESPACES / served.count().max(1)
     }
 
+    /// The tenant of a namespace; `None` for a namespace that nobody registered.
+    pub(crate) fn tenant_of_namespace(&self, fingerprint: &Fingerprint) -> Option<TenantId> {
+        self.namespaces.of(fingerprint).map(|number| self.namespaces.get(number).tenant)
+    }
+
     fn tenant_of(&self, id: ChunkId) -> TenantId {
         self.namespaces.get(self.index.get(id).namespace).tenant
     }

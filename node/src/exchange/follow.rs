@@ -101,7 +101,9 @@ fn tell(order: &FollowOrder, chunk: usize, came: Arrival) {
 /// Asks and receives until every chunk has ended; returns why some chunks did not come.
 async fn follow(peers: &Peers, order: &FollowOrder, coming: &RefCell<Vec<Coming>>) -> FetchFailure {
     let Some(link) = link_to(peers, order).await else { return FetchFailure::Unreachable };
-    let Some(place) = InLine::of_follow(peers, &link) else { return FetchFailure::Full };
+    let Some(place) = InLine::of_follow(peers, &link, order.ordered.tenant) else {
+        return FetchFailure::Full;
+    };
     tokio::select! {
         received = receive_all(peers, order, &link, coming) => received.err().unwrap_or(FetchFailure::Broken),
         () = until_silent(peers, &link, &place) => FetchFailure::Unreachable,

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use larder_core::exchange::{RequestId, Turn, Wanted};
+use larder_core::store::ids::TenantId;
 use larder_protocol::peer::{Class, RetryAfter};
 use tokio::sync::{Notify, watch};
 
@@ -34,9 +35,9 @@ impl InLine {
         Self { peers, request, told }
     }
 
-    /// The place of a follow; `None` if too much is followed at this peer.
-    pub(super) fn of_follow(peers: &Peers, link: &Link) -> Option<Self> {
-        let request = peers.decide(|exchange, _| exchange.follow(link.peer))?;
+    /// The place of a tenant's follow; `None` if too much is followed at this peer.
+    pub(super) fn of_follow(peers: &Peers, link: &Link, tenant: TenantId) -> Option<Self> {
+        let request = peers.decide(|exchange, _| exchange.follow(link.peer, tenant))?;
         Some(Self { peers: peers.clone(), request, told: Rc::default() })
     }
 

@@ -80,12 +80,12 @@ impl World {
         let call = self.next_number();
         let Some(process) = self.process(life) else { return };
         let Some(following) = process.asking.follows.get_mut(&number) else { return };
-        let name = &following.ordered.order.writer.node;
+        let (name, tenant) = (&following.ordered.order.writer.node, following.ordered.order.tenant);
         let table = process.exchange.table();
         let node = table.members.iter().find(|member| member.name == *name).map(|member| member.number);
         match node.ok_or(NoPeer::NotAMember).and_then(|node| process.exchange.peer(node)) {
             Ok(peer) => {
-                let request = process.exchange.follow(peer);
+                let request = process.exchange.follow(peer, tenant);
                 let host = self.host_of(life, peer);
                 let (Some(request), Some(host)) = (request, host) else {
                     return self.end_follow(life, number);

@@ -20,7 +20,7 @@ use crate::directory::Holders;
 use crate::effect::{Counted, Effect, FollowOrder};
 use crate::event::{Arrival, Below, FetchFailure, LayersArrived, OrderNumber, RequestId};
 use crate::placement::Placement;
-use crate::store::ids::SessionId;
+use crate::store::ids::{SessionId, TenantId};
 use crate::store::{
     Came, ChangeKind, FetchId, FollowProgress, FollowProofs, FollowRequest, FollowStarted, Refused, Source,
     Wanted,
@@ -140,6 +140,7 @@ impl Core {
         (attempt, patience_ms): (u64, u64),
         wanted: Vec<Wanted>,
     ) {
+        let tenant = self.store.tenant_of_namespace(&fingerprint).unwrap_or(TenantId(0));
         let order = OrderNumber(self.bring.next_number());
         let every = self.store.every_pool(&fingerprint);
         let mut pools: Vec<PoolSet> = wanted.iter().map(Wanted::pools).collect();
@@ -150,7 +151,7 @@ impl Core {
             wanted.into_iter().map(|wanted| self.fetch_followed(wanted, fingerprint, Some(order))).collect();
         self.bring.orders.insert(order, OrderUnderWay::of_follow(chunks.clone(), attempt));
         let writer = writer.clone();
-        let follow = FollowOrder { order, writer, fingerprint, chunks, pools, attempt, patience_ms };
+        let follow = FollowOrder { order, writer, fingerprint, tenant, chunks, pools, attempt, patience_ms };
         self.effects.push_back(Effect::Follow(follow));
     }
 

@@ -1,11 +1,13 @@
 //! Fetches: decides when a fetch may ask its peer, and whether it asks a busy peer again.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use larder_protocol::limits::MAX_FETCH_CHUNKS;
 use larder_protocol::peer::{Class, RetryAfter};
 
 use super::{Alarm, BusyPause, Effect, Exchange, PeerId, RequestId};
+use crate::store::ids::TenantId;
 
 /// A fetch's request to one peer on one stream.
 #[derive(Debug, Clone, Copy)]
@@ -41,12 +43,16 @@ pub(super) struct Request {
     pub(super) stage: Stage,
 }
 
+/// The number of each tenant's follows of one peer.
+#[derive(Debug, Default)]
+pub(super) struct Follows(BTreeMap<TenantId, usize>);
+
 #[derive(Debug)]
 pub(super) enum Stage {
     Waits { since: Duration },
     Asked { at: Duration },
     Pauses,
-    Follows { late: u32 },
+    Follows { tenant: TenantId, late: u32 },
 }
 
 impl Exchange {
@@ -102,19 +108,20 @@ impl Exchange {
         }
     }
 
-    /// Begins a follow. A follow takes as long as a prefill, and would keep fetches from passing the gate, so follows have a
-    /// bound of their own. `None` at this bound, or if the peer is gone.
-    pub fn follow(&mut self, peer: PeerId) -> Option<RequestId> {
-        let state = self.peers.get_mut(&peer).filter(|state| state.follows < FOLLOWS_PER_PEER)?;
-        state.follows += 1;
+    /// Begins a follow for a tenant. A follow takes as long as a prefill, and would keep fetches from passing the gate, so follows
+    /// have a bound of their own, and each tenant has one. `None` at these bounds, or if the peer is gone.
+    pub fn follow(&mut self, peer: PeerId, tenant: TenantId) -> Option<RequestId> {
+        if !self.peers.get_mut(&peer)?.follows.begin(tenant) {
+            return None;
+        }
         let wanted = Wanted { bytes: 0, class: Class::Decode, deadline: Duration::MAX, has_others: false };
-        Some(self.begin(peer, wanted, Stage::Follows { late: 0 }))
+        Some(self.begin(peer, wanted, Stage::Follows { tenant, late: 0 }))
     }
 
     /// Whether a follow goes on after a probe of its peer; `answers` says whether the peer answered. One late answer is no reason
     /// to give up.
     pub fn follows_on(&mut self, request: RequestId, answers: bool) -> bool {
-        let Some(Request { peer, stage: Stage::Follows { late }, .. }) = self.requests.get_mut(&request)
+        let Some(Request { peer, stage: Stage::Follows { late, .. }, .. }) = self.requests.get_mut(&request)
         else {
             return false;
         };
@@ -175,7 +182,7 @@ impl Exchange {
         match std::mem::replace(&mut state.stage, Stage::Pauses) {
             Stage::Waits { .. } => _ = peer.gate.turns.leave(request),
             Stage::Asked { .. } => peer.gate.give_back(state.wanted.bytes),
-            Stage::Follows { .. } => peer.follows -= 1,
+            Stage::Follows { tenant, .. } => peer.follows.end(tenant),
             Stage::Pauses => {}
         }
         let peer = state.peer;
@@ -196,6 +203,27 @@ impl Exchange {
             let until = (!peer.is_silent()).then_some(until);
             let turn = Turn { class: state.wanted.class, waited: now.saturating_sub(since), until };
             self.effects.push_back(Effect::Turn(request, turn));
+        }
+    }
+}
+
+impl Follows {
+    /// Takes a place for a tenant, if one is left for it. No tenant takes more places than it leaves free: one alone takes half
+    /// of them, two that take all they can take a third each, and a tenant that follows nothing finds a place.
+    fn begin(&mut self, tenant: TenantId) -> bool {
+        let all: usize = self.0.values().sum();
+        let own = self.0.entry(tenant).or_default();
+        let may_begin = *own + all < FOLLOWS_PER_PEER;
+        *own += usize::from(may_begin);
+        may_begin
+    }
+
+    fn end(&mut self, tenant: TenantId) {
+        if let Some(own) = self.0.get_mut(&tenant) {
+            *own -= 1;
+            if *own == 0 {
+                self.0.remove(&tenant);
+            }
         }
     }
 }

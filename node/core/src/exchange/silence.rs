@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use larder_protocol::table::{Member, MemberState, NodeNumber, Table};
 
-use super::fetch::LATE_FETCHES;
+use super::fetch::{Follows, LATE_FETCHES};
 use super::gate::Gate;
 use super::{Alarm, Effect, Exchange, ExchangeLimits, PeerId};
 
@@ -23,7 +23,7 @@ pub(super) struct PeerHealth {
     /// The time at which the last of these fetches was late.
     pub(super) late_at: Duration,
     pub(super) gate: Gate,
-    pub(super) follows: usize,
+    pub(super) follows: Follows,
 }
 
 /// Whether a peer is heard. `Doubted`: the peer was not heard for a moment. `Silent`: the peer is left out. `probe` is the number
@@ -38,7 +38,8 @@ enum Hearing {
 impl PeerHealth {
     pub(super) fn new(limits: &ExchangeLimits) -> Self {
         let (late_fetches, late_at) = (0, Duration::ZERO);
-        Self { standing: Hearing::Well, late_fetches, late_at, gate: Gate::new(limits), follows: 0 }
+        let (gate, follows) = (Gate::new(limits), Follows::default());
+        Self { standing: Hearing::Well, late_fetches, late_at, gate, follows }
     }
 
     pub(super) fn is_silent(&self) -> bool {

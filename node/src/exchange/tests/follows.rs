@@ -1,6 +1,7 @@
 //! A follower's reaction to the messages of the writer's node: right layers, and everything else.
 
 use larder_core::Event;
+use larder_core::store::ids::TenantId;
 use larder_protocol::checksum::{layers_checksum, range_checksum};
 use larder_protocol::handoff::Writer;
 use larder_protocol::peer::{BlockLayers, FollowChunks, FollowStep, Followed};
@@ -104,6 +105,7 @@ async fn follow_until(asker: &Asker, cancelled: oneshot::Receiver<()>, pools: Ve
         order: ORDER,
         writer: Writer { node: asker.other.clone(), device: 0 },
         fingerprint: SPACE,
+        tenant: TenantId(0),
         chunks: Vec::new(),
         pools,
         attempt: 0,

@@ -3,6 +3,7 @@
 //! Whatever happens, no peer is asked for more than its bound, no fetch waits in vain, and a peer that answers is heard again.
 
 use super::*;
+use crate::store::ids::TenantId;
 
 #[test]
 fn nobody_is_asked_for_too_much_nor_waits_in_vain_nor_is_silent_for_ever() {
@@ -152,7 +153,10 @@ impl World {
             87..88 => self.node.exchange.forget(id),
             88..92 => {
                 let Ok(peer) = self.node.exchange.peer(id.node) else { return };
-                let Some(request) = self.node.exchange.follow(peer) else { return };
+                let tenant = TenantId(self.requests.len() as u16 % 3);
+                let Some(request) = self.node.exchange.follow(peer, tenant) else {
+                    return;
+                };
                 self.requests.insert(request, Model { peer, bytes: 0, stage: Stage::Follows });
             }
             92..98 => {

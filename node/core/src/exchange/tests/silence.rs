@@ -1,6 +1,9 @@
 //! Tests of which peers are left out, and when they are tried again.
 
 use super::*;
+use crate::store::ids::TenantId;
+
+const TENANT: TenantId = TenantId(0);
 
 /// Plays a fetch that gets no answer within its deadline.
 fn is_late(node: &mut Node, peer: PeerId, was_heard: bool) {
@@ -186,7 +189,7 @@ fn a_peer_that_comes_back_in_another_life_begins_anew() {
     let before = node.peer(2);
     let [asked, other, waits] = [(); 3].map(|()| node.fetch(before, 4, Class::Decode));
     assert_eq!(node.turns(), [asked, other]);
-    let follow = node.exchange.follow(before).unwrap();
+    let follow = node.exchange.follow(before, TENANT).unwrap();
     node.exchange.falls_silent(node.now, before);
     let probe = node.probe();
 
@@ -229,11 +232,11 @@ fn the_same_life_in_a_new_table_keeps_what_it_has_and_one_that_is_forgotten_begi
 fn a_follow_ends_after_some_late_answers_in_a_row_or_when_its_peer_is_silent() {
     let mut node = Node::new(LIMITS);
     let peer = node.peer(2);
-    let follow = node.exchange.follow(peer).unwrap();
+    let follow = node.exchange.follow(peer, TENANT).unwrap();
     let go_on = [true, false, false, true, false, false, false];
     let goes_on: Vec<_> = go_on.iter().map(|&answers| node.exchange.follows_on(follow, answers)).collect();
     assert_eq!(goes_on, [true, true, true, true, true, true, false]);
-    let other = node.exchange.follow(peer).unwrap();
+    let other = node.exchange.follow(peer, TENANT).unwrap();
     assert!(node.exchange.follows_on(other, true));
     node.exchange.falls_silent(node.now, peer);
     assert!(!node.exchange.follows_on(other, true));
@@ -243,14 +246,30 @@ fn a_follow_ends_after_some_late_answers_in_a_row_or_when_its_peer_is_silent() {
 fn follows_of_one_peer_are_bounded_and_keep_no_fetch_from_passing() {
     let mut node = Node::new(LIMITS);
     let [peer, other] = [2, 3].map(|number| node.peer(number));
-    let follows: Vec<_> = std::iter::from_fn(|| node.exchange.follow(peer)).collect();
-    assert_eq!(follows.len(), 128);
-    assert!(node.exchange.follow(other).is_some());
+    let follows = follow_all(&mut node, peer, TENANT);
+    assert_eq!(follows.len(), 64);
+    assert!(node.exchange.follow(other, TENANT).is_some());
     let fetch = node.fetch(peer, 1, Class::Decode);
     assert_eq!(node.turns(), [fetch]);
     node.leave(follows[5]);
     node.leave(follows[5]);
-    assert!(node.exchange.follow(peer).is_some() && node.exchange.follow(peer).is_none());
+    assert_eq!(follow_all(&mut node, peer, TENANT).len(), 1);
+}
+
+#[test]
+fn a_tenant_that_follows_all_it_can_leaves_places_for_the_others() {
+    let mut node = Node::new(LIMITS);
+    let peer = node.peer(2);
+    let follows = [1, 2, 3].map(|tenant| follow_all(&mut node, peer, TenantId(tenant)));
+    assert_eq!(follows.each_ref().map(Vec::len), [64, 32, 16]);
+    follows[0].iter().for_each(|&follow| node.leave(follow));
+    assert_eq!(follow_all(&mut node, peer, TenantId(1)).len(), 40, "as many as are left");
+    assert_eq!(follow_all(&mut node, peer, TenantId(4)).len(), 20);
+}
+
+/// Follows a peer's chunks for a tenant, as many as the tenant may.
+fn follow_all(node: &mut Node, peer: PeerId, tenant: TenantId) -> Vec<RequestId> {
+    std::iter::from_fn(|| node.exchange.follow(peer, tenant)).collect()
 }
 
 /// A table of nodes 1 to 9; these of them are suspect.
