@@ -89,10 +89,15 @@ class Engine(StandIn):
         self.node, self.asked = node, []
         self.deeds: queue.Queue[Deed] = queue.Queue()
         self.serve: Deed = answer
+        self.api_key: str | None = None
+        """The key that requests below `/v1` need, as those of vLLM do."""
         self.is_hanging = threading.Event()
         """While set, checks get no answer."""
         self.came, self.left, self.go_on = (threading.Semaphore(0) for _ in range(3))
         super().__init__()
+
+    def is_allowed(self, handler: Handler) -> bool:
+        return self.api_key is None or handler.headers["authorization"] == f"Bearer {self.api_key}"
 
     def get(self, handler: Handler) -> None:
         if handler.path == "/health":
@@ -102,12 +107,16 @@ class Engine(StandIn):
                     return handler.hang_up()
             return handler.say(200, {})
         assert handler.path == "/v1/models"
+        if not self.is_allowed(handler):
+            return handler.say(401, {"error": "Unauthorized"})
         return handler.say(200, {"data": self.models})
 
     def post(self, handler: Handler, body: dict) -> None:
         params = body.get("kv_transfer_params") or {}
         if handler.path == "/tokenize":
             return handler.say(200, {"tokens": [len(word) for word in body["prompt"].split()]})
+        if not self.is_allowed(handler):
+            return handler.say(401, {"error": "Unauthorized"})
         if params.get("report_node"):
             told = {"node": self.node, "device": 0} if self.node else None
             return handler.say(200, {"kv_transfer_params": told})

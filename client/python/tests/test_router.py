@@ -70,6 +70,11 @@ class Router:
             return False
 
 
+def log_of(router: Router) -> str:
+    router.log.seek(0)
+    return router.log.read()
+
+
 @pytest.fixture
 def made():
     """Makes stand-ins and routers, and ends them."""
@@ -160,6 +165,20 @@ def test_an_engine_whose_node_is_named_tells_its_adapters(made):
     assert coordinator.questions[-1]["hash"]["lora"] == {"name": "adapter", "path": "/adapters/a"}
 
 
+def test_engines_with_an_api_key_tell_their_nodes_to_a_router_that_has_the_key(made, tmp_path):
+    engine, coordinator, key = made(Engine, "node-0"), made(Coordinator, {"node-0": 960}), tmp_path / "key"
+    engine.api_key = "of the engines".replace(" ", "-")
+    key.write_text("another\n")
+    router = in_front_of(made, engine, coordinator=coordinator, options=(f"--engine-api-key-file={key}",))
+    assert router.fails({"prompt": PROMPT})[0] == 401, "clients send a key of their own"
+    until(lambda: "refuses the router's own questions (401)" in log_of(router))
+    key.write_text(engine.api_key + "\n")
+    router.knows(engine)
+    with router.open({"model": "model", "prompt": PROMPT}, authorization=f"Bearer {engine.api_key}"):
+        assert router.metric("routed_total", by="cache") > 0
+    assert engine.api_key not in log_of(router)
+
+
 def test_an_engine_is_checked_whatever_its_models_look_like(made, monkeypatch):
     monkeypatch.setattr(Engine, "models", [{"id": "model"}, "no object"])
     engine = made(Engine, "node-0")
@@ -176,8 +195,7 @@ def test_the_log_has_no_secrets_of_clients(made):
     router = in_front_of(made, engine).knows(engine)
     engine.serve = standins.babble
     assert router.fails({"prompt": "a"}, authorization="Bearer secret")[0] == 503
-    router.log.seek(0)
-    log = router.log.read()
+    log = log_of(router)
     assert "no engine answers" in log and "secret" not in log
 
 
@@ -467,6 +485,13 @@ def test_wrong_options_are_explained(capsys):
         with pytest.raises(SystemExit) as ended:
             main(options)
         assert ended.value.code == 2 and why in capsys.readouterr().err, options
+
+
+def test_a_file_without_a_key_is_an_error(tmp_path, capsys):
+    (tmp_path / "empty").touch()
+    for name, why in [("empty", "has no API key"), ("absent", "No such file")]:
+        assert main(["--engine=http://a:1", f"--engine-api-key-file={tmp_path / name}"]) == 1
+        assert why in capsys.readouterr().err
 
 
 def test_an_address_in_use_is_an_error(made, capsys):

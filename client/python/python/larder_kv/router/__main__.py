@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         asyncio.run(serve(options, say))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         print(f"the router does not start: {error}", file=sys.stderr)
         return 1
     return 0
@@ -76,6 +76,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--tls-key", type=Path, help="PEM file of the certificate's key")
     add("--tls-client-ca", type=Path, help="PEM file: clients need a certificate of this authority")
     add("--engine-ca", type=Path, help="PEM file of the authority of engines with https")
+    add(
+        "--engine-api-key-file", type=Path,
+        help="file with the engines' API key, for the router's own questions: for their nodes, models and tokens; clients send "
+        "their own; the router reads a changed file while it runs",
+    )
     add(
         "--allow", action="append", default=[], metavar="PATH",
         help=f"another path that clients may POST, beside {' '.join((*GENERATING, *OTHERS))}",
@@ -148,6 +153,7 @@ def read(given: argparse.Namespace) -> Options:
         key=given.tls_key,
         client_ca=given.tls_client_ca,
         engine_ca=given.engine_ca,
+        engine_api_key_file=given.engine_api_key_file,
         allow=tuple(given.allow),
         hand_over=given.hand_over,
         least_prefill_tokens=given.least_prefill_tokens,

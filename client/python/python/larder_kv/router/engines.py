@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -53,6 +54,8 @@ class Engine:
     model: str | None = None
     is_known: bool = False
     """Whether the engine has told its models and its node."""
+    has_refused: bool = False
+    """Whether the engine has refused the router's own questions."""
     is_up: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the engine is not up."""
@@ -102,11 +105,13 @@ class Fleet:
         metrics: Metrics,
         *,
         tls: ssl.SSLContext | None,
+        key_file: Path | None,
         seconds: float,
         patience: float,
     ) -> None:
         self._sources, self._session, self._metrics, self._tls = tuple(sources), session, metrics, tls
         self._seconds, self._patience = seconds, patience
+        self._key_file, self._key = key_file, read_key(key_file) if key_file else None
         self._engines: dict[tuple[str, Role], Engine] = {}
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
         self._resolving: asyncio.Task[None] | None = None
@@ -157,7 +162,19 @@ class Fleet:
     async def _resolve_again(self) -> None:
         while True:
             await asyncio.sleep(self._seconds)
+            self._read_key_again()
             await self._resolve()
+
+    def _read_key_again(self) -> None:
+        try:
+            key = read_key(self._key_file) if self._key_file else None
+        except (OSError, ValueError) as error:
+            logger.warning("the engines' API key stays the old one: %s", error)
+            return
+        if key != self._key:
+            self._key = key
+            for engine in self._engines.values():
+                engine.has_refused, engine.learn_at = False, 0.0
 
     async def _resolve(self) -> None:
         """Adds the engines to which names resolve now, and removes the engines to which no name resolves any more."""
@@ -211,7 +228,13 @@ class Fleet:
 
     async def _learn(self, engine: Engine) -> None:
         """Asks an engine for its models, and, unless the command line names its node, with a request of one token for the node."""
-        async with self._session.get(engine.url + "/v1/models", **self.ssl(engine)) as answer:
+        async with self._session.get(engine.url + "/v1/models", **self.own(engine)) as answer:
+            if answer.status in (401, 403) and not engine.has_refused:
+                engine.has_refused = True
+                logger.warning(
+                    "%s refuses the router's own questions (%d), so it is routed by load alone: give --engine-api-key-file",
+                    engine.url, answer.status,
+                )
             models = (await answer.json())["data"]
         engine.model = models[0]["id"]
         engine.adapters = {one["id"]: one["root"] for one in models if one.get("parent")}
@@ -224,13 +247,18 @@ class Fleet:
             ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 1}}),
         ):
             body["kv_transfer_params"] = params
-            async with self._session.post(engine.url + path, json=body, **self.ssl(engine)) as answer:
+            async with self._session.post(engine.url + path, json=body, **self.own(engine)) as answer:
                 if answer.status != 404:
                     told = (await answer.json())["kv_transfer_params"]
                     engine.node, engine.device = told["node"], told["device"]
                     engine.is_known = True
                     logger.info("%s uses the node %s", engine.url, engine.node)
                     return
+
+    def own(self, engine: Engine) -> dict[str, Any]:
+        """The settings of the router's own questions to an engine: TLS, and the engines' API key."""
+        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        return {"headers": headers, "allow_redirects": False, **self.ssl(engine)}
 
     def ssl(self, engine: Engine) -> dict[str, Any]:
         """The TLS settings of a request to an engine."""
@@ -256,6 +284,14 @@ class Fleet:
             self._metrics.up.labels(*labels).set(engine.is_up)
             self._metrics.open.labels(engine.url).set(engine.open)
             self._metrics.backlog.labels(engine.url).set(engine.backlog)
+
+
+def read_key(path: Path) -> str:
+    """The API key in a file. Raises `ValueError` if the file has none, or more than one."""
+    key = path.read_text(errors="replace").strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError(f"{path} has no API key: one line of visible ASCII characters")
+    return key
 
 
 async def addresses(source: Source) -> list[str]:

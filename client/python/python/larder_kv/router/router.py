@@ -258,7 +258,7 @@ class Router:
                 async with (
                     asyncio.timeout(TOKENIZE_SECONDS),
                     self._session.post(
-                        engine.url + "/tokenize", json=question, **self._fleet.ssl(engine)
+                        engine.url + "/tokenize", json=question, **self._fleet.own(engine)
                     ) as answer,
                 ):
                     answer.raise_for_status()

@@ -39,6 +39,7 @@ class Options:
     key: Path | None
     client_ca: Path | None
     engine_ca: Path | None
+    engine_api_key_file: Path | None
     allow: tuple[str, ...]
     hand_over: HandOver
     least_prefill_tokens: int
@@ -55,7 +56,7 @@ class Options:
 async def serve(options: Options, ready: Callable[[str, str | None], None]) -> None:
     """Serves until SIGTERM or SIGINT; then it is not ready, takes requests for `leave_seconds` more, and finishes the requests
     under way within `drain_seconds`. `ready` gets the URLs of both servers when they listen. Raises `OSError` if an address or a
-    file cannot be used."""
+    file cannot be used, and `ValueError` for a file without an API key."""
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
@@ -78,6 +79,7 @@ async def serve(options: Options, ready: Callable[[str, str | None], None]) -> N
             control,
             metrics,
             tls=tls,
+            key_file=options.engine_api_key_file,
             seconds=options.health_seconds,
             patience=options.health_patience_seconds,
         )
