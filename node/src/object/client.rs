@@ -4,6 +4,7 @@
 //! Incoming bytes are summed and copied to their place as they come.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use hashbrown::HashMap;
 use larder_core::tiers::presence::{Fact, LIFETIMES, PresenceCache};
 use larder_protocol::{ChunkRef, PoolSet};
 use object_store::path::Path;
-use object_store::{GetResultPayload, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{Error, GetResultPayload, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
@@ -51,8 +52,9 @@ pub(super) struct Client {
     patience: Duration,
     sides: [SideState; 2],
     said: Arc<StoreNews>,
-    /// The last object that could not be read. A trial of the reading side reads it again.
-    unread: RefCell<Option<Path>>,
+    /// The objects that could not be read since the last read, at most [`MOST_UNREAD`]. A trial of the reading side reads the last
+    /// of them again.
+    unread: RefCell<VecDeque<ObjectKey>>,
     /// Whether the store can refuse to overwrite existing objects.
     can_create: Cell<bool>,
     /// Locks for one write or deletion of a block at a time.
@@ -244,7 +246,9 @@ impl Client {
         loop {
             match self.get(&key, to, deadline).await {
                 Err(Failed::Absent) => {
-                    self.learn(key, Fact::Absent);
+                    if self.known(&key) != Some(Fact::Damaged) {
+                        self.learn(key, Fact::Absent);
+                    }
                     return ReadAnswer::NotHeld;
                 }
                 Err(_) => return ReadAnswer::Closed,
@@ -275,8 +279,15 @@ impl Client {
         deadline: Instant,
     ) -> Result<Result<RecordHeader, Damage>, Failed> {
         let at = name(&self.prefix, key);
+        let is_damaged = self.known(key) == Some(Fact::Damaged);
         let got = self.ask(Kind::Get, GET, deadline, async {
-            let found = self.store.get(&at).await?;
+            let found = match self.store.get(&at).await {
+                // The store may refuse this object for ever: that says nothing of the others.
+                Err(error) if is_damaged && !Trouble::of(&error, GET).is_silence() => {
+                    return Err(Error::NotFound { path: at.to_string(), source: error.into() });
+                }
+                found => found?,
+            };
             self.heard(Side::Reading);
             let mut arriving = Arriving::new(key.chunk, to, found.meta.size);
             match found.payload {
@@ -292,11 +303,11 @@ impl Client {
                 }
             }
         });
-        let got = got.await.inspect_err(|failed| {
-            if matches!(failed, Failed::Trouble(_)) {
-                self.unread.replace(Some(at.clone()));
-            }
-        });
+        let got = got.await;
+        match &got {
+            Err(Failed::Trouble(_)) => self.note_unread(*key),
+            _ => self.unread.borrow_mut().clear(),
+        }
         let arriving = match got? {
             Got::Whole(arriving) => arriving,
             Got::File(arriving, file) => read_file(arriving, file, deadline).await?,
@@ -332,6 +343,15 @@ impl Client {
             self.learn(key, Fact::Absent);
         }
         removed.unwrap_or(false)
+    }
+
+    fn note_unread(&self, key: ObjectKey) {
+        let mut unread = self.unread.borrow_mut();
+        unread.retain(|other| *other != key);
+        if unread.len() == MOST_UNREAD {
+            unread.pop_front();
+        }
+        unread.push_back(key);
     }
 
     async fn place(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
@@ -405,3 +425,6 @@ async fn read_file(
 
 /// The unit in which bytes under way are counted.
 const UNIT_BYTES: u64 = 64 << 10;
+
+/// Unread objects that are remembered: more than are read at a time, since reads under way fail after the side is closed.
+const MOST_UNREAD: usize = 1_000;

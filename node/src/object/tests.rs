@@ -47,6 +47,8 @@ pub(super) struct Faulty {
 pub(super) struct Faults {
     /// Refuses to look for objects and to read them.
     pub(super) refuses_reads: bool,
+    /// Objects that it has, and refuses to read, as an archive does. A write replaces them.
+    pub(super) archived: Vec<Path>,
     /// Says which objects it has, but hands out none.
     pub(super) hangs_in_reads: bool,
     /// Refuses to take or delete objects.
@@ -134,7 +136,9 @@ impl ObjectStore for Faulty {
             let (operation, implementer) = ("create".to_owned(), "Faulty".to_owned());
             return Err(Error::NotImplemented { operation, implementer });
         }
-        self.inner.put_opts(at, payload, options).await
+        let put = self.inner.put_opts(at, payload, options).await?;
+        self.faults().archived.retain(|archived| archived != at);
+        Ok(put)
     }
 
     async fn put_multipart_opts(&self, _: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
@@ -150,7 +154,8 @@ impl ObjectStore for Faulty {
             self.inner.head(at).await?;
             return std::future::pending().await;
         }
-        self.under_way(|faults| faults.refuses_reads).await?;
+        self.under_way(|faults| faults.refuses_reads || (!options.head && faults.archived.contains(at)))
+            .await?;
         self.inner.get_opts(at, options).await
     }
 

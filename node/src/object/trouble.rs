@@ -40,6 +40,11 @@ impl Trouble {
         Self { kind, asked, detail: detail.into() }
     }
 
+    /// Whether the store gave no answer.
+    pub(super) fn is_silence(&self) -> bool {
+        matches!(self.kind, TroubleKind::TimedOut | TroubleKind::Unreachable)
+    }
+
     pub(super) fn of(error: &object_store::Error, asked: &'static str) -> Self {
         let said = chain(error);
         let code = between(&said, "<Code>", "</Code>").or_else(|| status(&said));

@@ -4,6 +4,7 @@ use futures_util::TryStreamExt as _;
 use larder_core::store::ids::ChunkKey;
 use larder_core::tiers::presence::Fact;
 use larder_protocol::{ChunkHash, Fingerprint};
+use object_store::path::Path;
 use object_store::{Error, ObjectStoreExt, PutPayload};
 use tokio::time::{Instant, timeout_at};
 
@@ -61,17 +62,41 @@ impl Client {
     /// Tries whether a side that is left alone works again.
     pub(in super::super) async fn try_again(&self, side: Side, deadline: Instant) {
         let tried = match side {
-            Side::Reading => {
-                let at = self.unread.borrow().clone().unwrap_or_else(|| probe_name(&self.prefix));
-                let begins = async { self.store.get(&at).await?.into_stream().try_next().await.map(|_| ()) };
-                self.ask(Kind::Get, GET, deadline, begins).await
-            }
+            Side::Reading => self.read_again(deadline).await,
             Side::Writing => self.put_probe(deadline).await,
         };
         if let Err(Failed::Trouble(trouble)) = tried {
             tracing::debug!(%trouble, side = side.name(), "the object store still fails");
             self.trial_failed(side);
         }
+    }
+
+    /// Reads the last unread object again. If the store refuses it, but answers for another name, only the unread objects cannot
+    /// be read (an archive keeps them, or their key is gone): they count as damaged, so nobody asks for them, and the next writes
+    /// replace them.
+    async fn read_again(&self, deadline: Instant) -> Result<(), Failed> {
+        let last = self.unread.borrow().back().copied();
+        let at = last.map_or_else(|| probe_name(&self.prefix), |key| name(&self.prefix, &key));
+        let Err(Failed::Trouble(trouble)) = self.begin_to_read(&at, deadline).await else {
+            self.unread.borrow_mut().clear();
+            return Ok(());
+        };
+        if last.is_none() || trouble.is_silence() {
+            return Err(Failed::Trouble(trouble));
+        }
+        if let Err(Failed::Trouble(trouble)) = self.begin_to_read(&probe_name(&self.prefix), deadline).await {
+            return Err(Failed::Trouble(trouble));
+        }
+        let unread = std::mem::take(&mut *self.unread.borrow_mut());
+        let objects = unread.len();
+        tracing::warn!(%trouble, objects, "the object store answers, but refuses some objects: they are missed until written again");
+        unread.into_iter().for_each(|key| self.learn(key, Fact::Damaged));
+        Ok(())
+    }
+
+    async fn begin_to_read(&self, at: &Path, deadline: Instant) -> Result<(), Failed> {
+        let begins = async { self.store.get(at).await?.into_stream().try_next().await.map(|_| ()) };
+        self.ask(Kind::Get, GET, deadline, begins).await
     }
 
     async fn put_probe(&self, deadline: Instant) -> Result<(), Failed> {
@@ -122,7 +147,7 @@ impl Client {
             Ok(_) | Err(Failed::Absent) if kind == Kind::Head => {}
             Err(Failed::Trouble(trouble)) if trouble.detail == SILENT => self.went_silent(side, trouble),
             Err(Failed::Trouble(trouble)) if trouble.kind != TroubleKind::Unsupported => {
-                if !matches!(trouble.kind, TroubleKind::TimedOut | TroubleKind::Unreachable) {
+                if !trouble.is_silence() {
                     self.heard(side);
                 }
                 self.failed(side, trouble);

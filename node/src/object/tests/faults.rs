@@ -120,6 +120,35 @@ async fn a_store_that_refuses_is_left_alone_and_used_again_when_it_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn objects_that_the_store_alone_refuses_are_missed_until_written_again_and_the_others_are_read() {
+    let mut rig = Rig::new();
+    let archived = 0..2 * u64::from(MOST_FAILURES);
+    for number in 0..10 {
+        assert_eq!(rig.write(number).await, WriteAnswer::Durable);
+    }
+    rig.store.faults().archived = archived.clone().map(|number| object_name(single(number))).collect();
+    // All of them are under way at the same time.
+    rig.store.faults().delay = Duration::from_millis(1);
+    let orders: Vec<_> = archived.clone().map(|number| rig.slots.read_order(single(number))).collect();
+    let answers = join_all(orders.into_iter().map(|order| rig.client.read(order, deadline()))).await;
+    assert!(answers.iter().all(|answer| *answer == ReadAnswer::Closed));
+    assert!(rig.client.is_open(Side::Reading));
+    rig.client.try_again(Side::Reading, deadline()).await;
+    for number in archived.clone() {
+        let chunk = single(number).key();
+        let chunks = [single(number).chunk_ref()];
+        assert_eq!(rig.client.find(chunk.fingerprint, &chunks, &BLOCKS, deadline()).await, [false]);
+        assert_eq!(rig.read(number).await, ReadAnswer::NotHeld);
+    }
+    assert!(matches!(rig.read(9).await, ReadAnswer::Here { .. }));
+    assert_eq!(rig.metrics.closings(Side::Reading), 1);
+    for number in archived {
+        assert_eq!(rig.write(number).await, WriteAnswer::Durable);
+        assert!(matches!(rig.read(number).await, ReadAnswer::Here { .. }));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn reads_go_on_where_writes_are_refused() {
     let mut rig = Rig::new();
     rig.write(1).await;
