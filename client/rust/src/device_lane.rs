@@ -28,7 +28,7 @@ use crate::lock;
 use crate::namespace::Namespace;
 use crate::options::millis;
 use crate::reservation::Reservation;
-use crate::session::Session;
+use crate::session::{NAMESPACE, Session};
 use larder_ipc::Mapping;
 
 /// An engine's tensors that the node knows, until the session ends. Cheap to clone.
@@ -184,6 +184,7 @@ impl Session {
             layout: layout_message(layout),
             memory,
         });
+        let is_own = self.link.check_own(NAMESPACE, namespace.session());
         let (namespace, layout) = (namespace.clone(), layout.clone());
         let mut round_trip = RoundTrip::new(request, move |link, response, descriptors| {
             let (Response::TensorsRegistered(known), [words]) = (response, descriptors.as_slice()) else {
@@ -204,7 +205,7 @@ impl Session {
             })))
         });
         round_trip.descriptors = descriptors;
-        self.call(Step::Ask(round_trip))
+        self.call(Step::Ask(round_trip)).checked(is_own)
     }
 
     /// Has the node begin to copy leased blocks into pages. The lease may be given back when the copy has begun. Blocks that the
@@ -228,7 +229,9 @@ impl Session {
     ) -> Call<NodeCopy> {
         assert_eq!(tensors.0.block, load.block, "tensors hold the block that is loaded into them");
         let message = messages::load(tensors.0.number, lease.number(), load, flags);
-        self.copy(Request::LoadPages(message)).checked(tensors.verify(lease, load))
+        let is_own = self.own_tensors(tensors).and_then(|()| self.link.check_own("lease", lease.session()));
+        let is_sound = is_own.and_then(|()| Ok(tensors.verify(lease, load)?));
+        self.copy(Request::LoadPages(message)).checked(is_sound)
     }
 
     /// Has the node begin to copy pages into reserved chunks. When the copy is done, [`Session::commit_handed_over`] commits the
@@ -246,7 +249,9 @@ impl Session {
         save: &SavePages,
         flags: CopyFlags,
     ) -> Call<NodeCopy> {
-        self.copy(Request::SavePages(messages::save(tensors.0.number, reservation.number(), save, flags)))
+        let message = messages::save(tensors.0.number, reservation.number(), save, flags);
+        let is_own = self.own_tensors(tensors).and_then(|()| self.own(reservation));
+        self.copy(Request::SavePages(message)).checked(is_own)
     }
 
     /// Waits until `layers` layers of a copy are done, or the copy has ended, or `patience` has passed since the call was made.
@@ -263,7 +268,13 @@ impl Session {
             let progress = *lock(&known.progress);
             (progress.end.is_some() || progress.layers >= layers).then_some(progress)
         };
+        let is_own = self.link.check_own("copy", copy.0.link.number);
         Call::until(&self.link, self.origin.clone(), patience, known, move |wait| news(&asked, layers, wait))
+            .checked(is_own)
+    }
+
+    fn own_tensors(&self, tensors: &NodeTensors) -> Result<(), SessionError> {
+        self.link.check_own("memory", tensors.0.namespace.session())
     }
 
     fn copy(&self, request: Request) -> Call<NodeCopy> {

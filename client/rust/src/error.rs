@@ -56,6 +56,12 @@ pub enum SessionError {
         /// Bytes of the whole window; 0 if the session has none.
         window_bytes: u64,
     },
+    /// A namespace, ticket, reservation or other value was used with another session than its own. Nothing was sent.
+    #[error("this {what} belongs to another session: use it with the session that gave it")]
+    OtherSession {
+        /// The value.
+        what: &'static str,
+    },
     /// GPU memory that is given by its address cannot be shared with the node: give its IPC handle or descriptor.
     #[error("memory that is known by its address cannot be shared: give its IPC handle or descriptor")]
     NotShared,

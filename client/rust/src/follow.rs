@@ -109,6 +109,11 @@ impl Followed {
         &self.asked
     }
 
+    /// The number of its session.
+    pub(crate) fn session(&self) -> u64 {
+        self.link.number
+    }
+
     pub(crate) fn number(&self) -> u64 {
         self.number
     }

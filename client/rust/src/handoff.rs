@@ -47,7 +47,7 @@ impl Session {
             Response::Reserved(reserved) => Reservation::accept(link, known, asked, reserved, &descriptors),
             _ => Err(SessionError::wrong_answer("a reservation reserves")),
         });
-        call.checked(namespace.check(chain))
+        call.checked(self.check(namespace, chain))
     }
 
     /// Takes room in the write window for some layers of one pool of reserved chunks, to be filled. Waits until there is room.
@@ -67,7 +67,7 @@ impl Session {
         pool: usize,
         layers: Range<u32>,
     ) -> Call<StagedLayers> {
-        let needed = reservation.layers_room(positions, pool, &layers);
+        let needed = self.own(reservation).and_then(|()| reservation.layers_room(positions, pool, &layers));
         let staged = reservation.staged_layers(positions, pool, layers);
         self.take_room(needed, staged, |staged: &mut StagedLayers, ranges| {
             ranges.into_iter().for_each(|range| staged.put_into(range));
@@ -82,15 +82,17 @@ impl Session {
     /// # Errors
     /// `Refused` if the reservation ended, by its deadline or a later attempt; the general errors of [`SessionError`].
     pub fn hand_over(&self, staged: StagedLayers) -> Call<()> {
+        let is_own = self.link.check_own("room for layers", staged.session());
         let LayersPart { request, range } = staged.into_part();
-        self.ask(Request::HandOver(request), move |_, response, _| {
+        let call = self.ask(Request::HandOver(request), move |_, response, _| {
             // The node copies from the window until it answers.
             drop(range);
             match response {
                 Response::HandedOver => Ok(()),
                 _ => Err(SessionError::wrong_answer("layers are handed over")),
             }
-        })
+        });
+        call.checked(is_own)
     }
 
     /// Commits chunks whose layers were all handed over, and returns the number of chunks that the node keeps. From now on others
@@ -101,7 +103,7 @@ impl Session {
     /// # Errors
     /// `Refused` if layers are missing, or the reservation ended; the general errors of [`SessionError`].
     pub fn commit_handed_over(&self, reservation: &Reservation, positions: &[u32]) -> Call<u32> {
-        self.commit_parts(reservation.handed_over_parts(positions))
+        self.commit_parts(reservation.handed_over_parts(positions)).checked(self.own(reservation))
     }
 
     /// Follows chunks that are being written or soon will be, here or on another node. Of each chunk, it follows the pools that
@@ -126,7 +128,7 @@ impl Session {
             Response::Following(number) if number != 0 => Ok(Follow::new(link, known, asked, number)),
             _ => Err(SessionError::wrong_answer("a follow follows")),
         });
-        call.checked(namespace.check(chain))
+        call.checked(self.check(namespace, chain))
     }
 
     /// Waits until `layers` layers of the followed chunks are in place, or nothing more will come, or `patience` has passed since
@@ -144,7 +146,9 @@ impl Session {
             let is_enough = in_place.has(layers) && (known.lease().is_some() || in_place.chunks == 0);
             is_enough.then_some(in_place)
         };
+        let is_own = self.link.check_own("follow", follow.0.session());
         Call::until(&self.link, self.origin.clone(), patience, known, move |wait| news(&asked, wait))
+            .checked(is_own)
     }
 }
 

@@ -97,6 +97,11 @@ impl LeaseGuard {
         Self::accept(link, namespace, &[], Leased { lease: 0, chunks: 0, places, checksums, extents }, &[])
     }
 
+    /// The number of its session.
+    pub(crate) fn session(&self) -> u64 {
+        self.link.number
+    }
+
     /// Chunks leased, from the chain's first on.
     #[must_use]
     pub fn chunks(&self) -> usize {

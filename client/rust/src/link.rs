@@ -10,7 +10,7 @@ use std::mem;
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ use larder_ipc::{LookOrSleep, Mapping};
 ///
 /// When the last handle and guard of the session is gone, the socket is shut down.
 pub(crate) struct Link {
+    /// A number that no other session of this process has.
+    pub(crate) number: u64,
     socket: UnixStream,
     /// Held by the task or thread that receives.
     reader: Mutex<FrameReader>,
@@ -93,6 +95,7 @@ impl Link {
     ) -> Self {
         let &SessionOptions { timeout, verify, verify_seed, .. } = options;
         Self {
+            number: SESSIONS.fetch_add(1, Ordering::Relaxed),
             copy_threads: options.threads_that_copy(),
             verifier: Verifier::new(verify, verify_seed),
             socket,
@@ -118,6 +121,12 @@ impl Link {
             welcome,
             timeout,
         }
+    }
+
+    /// Checks that `what`, a value that belongs to the session of this number, is used with its own session. Numbers of other
+    /// sessions name other things here.
+    pub(crate) fn check_own(&self, what: &'static str, session: u64) -> Result<(), SessionError> {
+        if session == self.number { Ok(()) } else { Err(SessionError::OtherSession { what }) }
     }
 
     /// A chain in the form of messages.
@@ -306,6 +315,9 @@ pub(crate) async fn within<T>(
 ) -> Result<T, SessionError> {
     tokio::time::timeout(timeout, work).await.unwrap_or(Err(SessionError::Timeout))
 }
+
+/// Counts the sessions of this process.
+static SESSIONS: AtomicU64 = AtomicU64::new(0);
 
 /// The number of the first request of a session.
 pub(crate) const HELLO_NUMBER: u64 = 1;

@@ -18,6 +18,8 @@ pub struct Namespace {
 
 #[derive(Debug)]
 struct Shape {
+    /// The session's number in this process.
+    session: u64,
     number: u32,
     fingerprint: Fingerprint,
     root: ChunkHash,
@@ -32,9 +34,10 @@ struct Shape {
 }
 
 impl Namespace {
-    pub(crate) fn new(registered: &Registered, asked: &Register) -> Self {
+    pub(crate) fn new(session: u64, registered: &Registered, asked: &Register) -> Self {
         Self {
             shape: Arc::new(Shape {
+                session,
                 number: registered.namespace,
                 fingerprint: registered.fingerprint,
                 root: registered.root,
@@ -52,6 +55,11 @@ impl Namespace {
                 flat: asked.spec.flat,
             }),
         }
+    }
+
+    /// The session that registered it.
+    pub(crate) fn session(&self) -> u64 {
+        self.shape.session
     }
 
     /// The namespace's number in the session.

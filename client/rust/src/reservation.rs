@@ -141,6 +141,11 @@ impl Reservation {
         &self.claim.namespace
     }
 
+    /// The number of its session.
+    pub(crate) fn session(&self) -> u64 {
+        self.claim.link.number
+    }
+
     /// The reservation's number at the node.
     pub(crate) fn number(&self) -> u64 {
         self.claim.number

@@ -141,6 +141,9 @@ impl Session {
     }
 }
 
+/// The word for a namespace in errors.
+pub(crate) const NAMESPACE: &str = "namespace";
+
 /// Splits descriptions into those of each frame. Leaves out a description that is longer than a frame.
 fn in_frames(chunks: Vec<Described>) -> Vec<Vec<Described>> {
     let (mut frames, mut frame, mut bytes) = (Vec::new(), Vec::new(), 0);

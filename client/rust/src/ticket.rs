@@ -66,6 +66,11 @@ impl Ticket {
         self.tokens_to_recompute
     }
 
+    /// The number of its session.
+    pub(crate) fn session(&self) -> u64 {
+        self.link.number
+    }
+
     pub(crate) fn number(&self) -> u64 {
         self.number
     }

@@ -93,6 +93,11 @@ impl Reservation {
 }
 
 impl StagedLayers {
+    /// The number of its session.
+    pub(crate) fn session(&self) -> u64 {
+        self.claim.link.number
+    }
+
     /// Positions of the chunks in the chain.
     #[must_use]
     pub fn positions(&self) -> &[u32] {

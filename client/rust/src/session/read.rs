@@ -9,7 +9,7 @@ use larder_protocol::session::{
 };
 use larder_protocol::{Chain, ChunkHash, NamespaceSpec};
 
-use super::Session;
+use super::{NAMESPACE, Session};
 use crate::call::{Call, Step};
 use crate::error::SessionError;
 use crate::lease::LeaseGuard;
@@ -29,7 +29,7 @@ impl Session {
     pub fn register(&self, spec: &NamespaceSpec, slices: &[u16], block_bytes: &[u64]) -> Call<Namespace> {
         let asked =
             Register { spec: spec.clone(), slices: slices.to_vec(), block_bytes: block_bytes.to_vec() };
-        self.ask(Request::Register(asked.clone()), move |_, response, _| match response {
+        self.ask(Request::Register(asked.clone()), move |link, response, _| match response {
             Response::Registered(_)
                 if asked.slices.is_empty()
                     || asked.block_bytes.is_empty()
@@ -39,7 +39,7 @@ impl Session {
                     "a namespace has a slice, a pool, and a block size of each pool",
                 ))
             }
-            Response::Registered(registered) => Ok(Namespace::new(&registered, &asked)),
+            Response::Registered(registered) => Ok(Namespace::new(link.number, &registered, &asked)),
             _ => Err(SessionError::wrong_answer("a namespace is registered")),
         })
     }
@@ -64,7 +64,7 @@ impl Session {
             Response::Found(found) => Ok(found),
             _ => Err(SessionError::wrong_answer("a lookup finds")),
         });
-        self.call(Step::Ask(round_trip)).checked(namespace.check(chain))
+        self.call(Step::Ask(round_trip)).checked(self.check(namespace, chain))
     }
 
     /// Asks to read the longest prefix of `chain` that is here. A miss is a lease of 0 chunks.
@@ -80,7 +80,7 @@ impl Session {
             Response::Leased(leased) => LeaseGuard::accept(link, known, &asked, leased, &descriptors),
             _ => Err(SessionError::wrong_answer("a lease leases")),
         });
-        call.checked(namespace.check(chain))
+        call.checked(self.check(namespace, chain))
     }
 
     /// Asks how much of a prompt can be served. Meanwhile the node brings these chunks into its memory, from disk and from other
@@ -98,7 +98,7 @@ impl Session {
             Response::Prefetching(prefetching) => Ticket::accept(link, known, asked, prefetching),
             _ => Err(SessionError::wrong_answer("a prefetch begins")),
         });
-        self.call(Step::Ask(round_trip)).checked(namespace.check(chain))
+        self.call(Step::Ask(round_trip)).checked(self.check(namespace, chain))
     }
 
     /// Asks how far a prefetch is.
@@ -112,10 +112,11 @@ impl Session {
             return self.call(Step::Done(Ok(NOTHING_TO_BRING)));
         }
         let request = Request::Progress(ticket.number());
-        self.ask(request, |_, response, _| match response {
+        let call = self.ask(request, |_, response, _| match response {
             Response::Progress(progress) => Ok(progress),
             _ => Err(SessionError::wrong_answer("a ticket has progress")),
-        })
+        });
+        call.checked(self.link.check_own("ticket", ticket.session()))
     }
 
     /// Ends a prefetch and leases the contiguous prefix that has come. The prefix ends at a chunk that failed to come; later
@@ -130,6 +131,7 @@ impl Session {
         if ticket.number() == 0 {
             return self.call(Step::Done(LeaseGuard::nothing(&self.link, namespace)));
         }
+        let is_own = self.link.check_own("ticket", ticket.session());
         let asked = Arc::clone(ticket.chunks());
         let request = Request::Collect(Collect { ticket: ticket.number(), wait });
         let call = self.ask(request, move |link, response, descriptors| match response {
@@ -137,10 +139,11 @@ impl Session {
             _ => Err(SessionError::wrong_answer("a ticket is collected as a lease")),
         });
         let mut ticket = Some(ticket);
-        call.then(move |leased| {
+        let call = call.then(move |leased| {
             ticket.take().into_iter().for_each(Ticket::end);
             Step::Done(Ok(leased))
-        })
+        });
+        call.checked(is_own)
     }
 
     /// Keeps the longest prefix of `chain` that is here from eviction, for `duration`, or for as long as the node grants. The
@@ -165,7 +168,7 @@ impl Session {
                 _ => Err(SessionError::wrong_answer("a pin pins chunks that were asked for")),
             },
         );
-        self.call(Step::Ask(round_trip)).checked(namespace.check(chain))
+        self.call(Step::Ask(round_trip)).checked(self.check(namespace, chain))
     }
 
     /// Ends a pin before its deadline.
@@ -191,10 +194,18 @@ impl Session {
     /// [`SessionError`].
     pub fn report_damage(&self, namespace: &Namespace, hash: ChunkHash) -> Call<Checked> {
         let request = Request::ReportDamage(ReportDamage { namespace: namespace.number(), hash });
-        self.ask(request, |_, response, _| match response {
+        let call = self.ask(request, |_, response, _| match response {
             Response::Checked(checked) => Ok(checked),
             _ => Err(SessionError::wrong_answer("a chunk that is reported is checked")),
-        })
+        });
+        call.checked(self.link.check_own(NAMESPACE, namespace.session()))
+    }
+
+    /// # Errors
+    /// `OtherSession`; `Chain` if `chain` cannot be of this namespace.
+    pub(crate) fn check(&self, namespace: &Namespace, chain: &Chain) -> Result<(), SessionError> {
+        self.link.check_own(NAMESPACE, namespace.session())?;
+        Ok(namespace.check(chain)?)
     }
 }
 

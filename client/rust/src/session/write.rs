@@ -57,7 +57,8 @@ impl Session {
     /// Panics if the reservation has no chunk there.
     pub fn stage(&self, reservation: &Reservation, position: u32) -> Call<StagedChunk> {
         let staged = reservation.staged(position);
-        self.take_room(reservation.room_needed(&[position]), staged, |staged: &mut StagedChunk, ranges| {
+        let needed = self.own(reservation).and_then(|()| reservation.room_needed(&[position]));
+        self.take_room(needed, staged, |staged: &mut StagedChunk, ranges| {
             ranges.into_iter().for_each(|range| staged.put_into(range));
         })
     }
@@ -74,7 +75,8 @@ impl Session {
     /// Panics if the reservation has no chunk there.
     pub fn stage_chunks(&self, reservation: &Reservation, positions: &[u32]) -> Call<Vec<StagedChunk>> {
         let staged = positions.iter().map(|&position| reservation.staged(position)).collect();
-        self.take_room(reservation.room_needed(positions), staged, |staged: &mut Vec<StagedChunk>, ranges| {
+        let needed = self.own(reservation).and_then(|()| reservation.room_needed(positions));
+        self.take_room(needed, staged, |staged: &mut Vec<StagedChunk>, ranges| {
             staged.iter_mut().zip(ranges).for_each(|(chunk, range)| chunk.put_into(range));
         })
     }
@@ -90,7 +92,13 @@ impl Session {
     /// # Panics
     /// Panics if a chunk belongs to another reservation.
     pub fn commit(&self, reservation: &Reservation, staged: Vec<StagedChunk>) -> Call<u32> {
-        self.commit_parts(reservation.commit_parts(staged))
+        self.commit_parts(reservation.commit_parts(staged)).checked(self.own(reservation))
+    }
+
+    /// # Errors
+    /// `OtherSession` if the reservation was not made by this session.
+    pub(crate) fn own(&self, reservation: &Reservation) -> Result<(), SessionError> {
+        self.link.check_own("reservation", reservation.session())
     }
 
     /// Commits the parts, one message after the other. Returns the number of chunks that the node keeps.

@@ -6,6 +6,7 @@ mod closing;
 mod concurrent;
 mod dropped;
 mod fake_node;
+mod foreign;
 mod get;
 mod pools;
 mod put;
