@@ -11,6 +11,7 @@ use crate::error::SessionError;
 use crate::link::round_trip::RoundTrip;
 use crate::link::{Link, within};
 use crate::opening::Opening;
+use crate::options::bounded;
 use crate::origin::Origin;
 use crate::window::{Window, WindowRange};
 
@@ -150,7 +151,7 @@ impl<T: Send + 'static> Call<T> {
         known: impl Fn() -> Option<T> + Send + 'static,
         ask: impl Fn(Duration) -> RoundTrip<T> + Send + 'static,
     ) -> Self {
-        let (until, longest) = (Instant::now() + patience, link.timeout / 4);
+        let (until, longest) = (Instant::now() + bounded(patience), link.timeout / 4);
         let mut is_last = false;
         let mut next = move |news: Option<T>| {
             if let Some(news) = known().or(news.filter(|_| is_last)) {

@@ -23,7 +23,7 @@ use self::round_trip::{Answer, Deliver, RoundTrip};
 use crate::error::{ProtocolError, SessionError};
 use crate::extents::Extents;
 use crate::lock;
-use crate::options::SessionOptions;
+use crate::options::{SessionOptions, bounded};
 use crate::origin::Origin;
 use crate::traffic::Traffic;
 use crate::verifier::Verifier;
@@ -119,7 +119,7 @@ impl Link {
             words: Mutex::default(),
             traffic: Arc::default(),
             welcome,
-            timeout,
+            timeout: bounded(timeout),
         }
     }
 

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::error::{ProtocolError, SessionError};
 use crate::link::round_trip::granted;
 use crate::link::{HELLO_NUMBER, Link, within};
-use crate::options::SessionOptions;
+use crate::options::{SessionOptions, bounded};
 use crate::window::Window;
 use larder_ipc::Mapping;
 use larder_ipc::socket::{FrameReader, FrameWriter};
@@ -69,7 +69,7 @@ impl Opening {
     }
 
     fn wait_once(to: NodeSocket, options: &SessionOptions, version: u16) -> Result<Arc<Link>, SessionError> {
-        let deadline = Instant::now() + options.timeout;
+        let deadline = Instant::now() + bounded(options.timeout);
         let socket = match to {
             NodeSocket::At(path) => {
                 UnixStream::connect(&path).map_err(|source| SessionError::Connect { path, source })?

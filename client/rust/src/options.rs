@@ -17,7 +17,7 @@ pub struct SessionOptions {
     /// Requested bytes of write window; 0 for a session that never writes. The node may give less. Room for two or three chunks
     /// (all slices and pools of the session) is enough to overlap copying and committing.
     pub window_bytes: u64,
-    /// Time limit of a request, from the call to its result.
+    /// Time limit of a request, from the call to its result. `Duration::MAX` is no limit.
     pub timeout: Duration,
     /// Which blocks are verified as they are read.
     pub verify: Verify,
@@ -106,10 +106,18 @@ pub(crate) fn threads_for(threads: usize, bytes: u64) -> usize {
     threads.min(usize::try_from(bytes / BYTES_A_THREAD).unwrap_or(usize::MAX)).max(1)
 }
 
+/// A time that can be added to any instant; a longer one has no end for any caller.
+pub(crate) fn bounded(duration: Duration) -> Duration {
+    duration.min(LONGEST)
+}
+
 /// Whole milliseconds, as messages carry them.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
+
+/// A hundred years.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3_600);
 
 const MOST_BY_DEFAULT: usize = 4;
 const MOST_COPY_THREADS: usize = 64;

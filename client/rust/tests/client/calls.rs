@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use larder_client::{LookupOptions, Session, SessionError};
+use larder_client::{LookupOptions, Session, SessionError, SessionOptions};
 use larder_protocol::session::{Request, Response};
 
 use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, node, options, spec};
@@ -40,6 +40,18 @@ async fn a_session_that_a_thread_opened_may_be_awaited_and_one_that_a_task_opene
         session.unpin(4).await.unwrap();
         node.join().unwrap();
     }
+}
+
+#[test]
+fn a_session_without_a_time_limit_gets_its_answers() {
+    let (socket, node) = node(|mut node| {
+        node.welcome(0, false);
+        node.answer_next(&Response::Unpinned, Vec::new());
+    });
+    let options = SessionOptions { timeout: Duration::MAX, ..options() };
+    let session = Session::open(socket, options).wait().unwrap();
+    session.unpin(1).wait().unwrap();
+    node.join().unwrap();
 }
 
 #[tokio::test]
@@ -95,7 +107,7 @@ async fn a_late_answer_to_a_thread_is_given_back_by_a_task() {
         node.answer(number, &response, descriptors);
         node.expect(&Request::Release(31));
     });
-    let options = larder_client::SessionOptions { timeout: Duration::from_millis(300), ..options() };
+    let options = SessionOptions { timeout: Duration::from_millis(300), ..options() };
     let session = Session::open(socket, options).await.unwrap();
     let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
     session.unpin(1).await.unwrap();
