@@ -1,7 +1,9 @@
 //! How Python waits for a request: a thread without the interpreter's lock, or a coroutine on its event loop.
 
 use std::future::Future;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use larder_client::SessionError;
@@ -167,37 +169,50 @@ fn settle(promise: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>, is_error: bool) 
 /// native code does not survive that: so it waits for the visits under way first.
 struct Visit;
 
-/// The number of visits, and whether the interpreter is going down.
-static VISITS: (Mutex<(usize, bool)>, Condvar) = (Mutex::new((0, false)), Condvar::new());
+/// The process, whether its interpreter is going down, and the number of its visits under way. A forked child has none of its
+/// parent's visits. It gets no lock either, since a parent's thread that held one would never let it go in the child.
+static VISITS: AtomicU64 = AtomicU64::new(0);
 
 impl Visit {
     fn begin() -> Option<Self> {
-        let mut visits = VISITS.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (count, is_over) = &mut *visits;
-        if *is_over {
-            return None;
-        }
-        *count += 1;
-        Some(Self)
+        let begin = |visits| {
+            Some(of_this_process(visits)).filter(|visits| visits & IS_OVER == 0).map(|visits| visits + 1)
+        };
+        VISITS.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin).ok().map(|_| Self)
     }
 }
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        VISITS.0.lock().unwrap_or_else(PoisonError::into_inner).0 -= 1;
-        VISITS.1.notify_all();
+        VISITS.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// Ends visits: waits for those under way, and lets no other begin. Called by `atexit`.
 #[pyfunction]
 pub(crate) fn end_visits(py: Python<'_>) {
+    let end = |visits| Some(of_this_process(visits) | IS_OVER);
+    // The update always yields a value.
+    let _ = VISITS.fetch_update(Ordering::AcqRel, Ordering::Acquire, end);
     py.detach(|| {
-        let mut visits = VISITS.0.lock().unwrap_or_else(PoisonError::into_inner);
-        visits.1 = true;
-        drop(VISITS.1.wait_while(visits, |(count, _)| *count > 0));
+        while VISITS.load(Ordering::Acquire) & COUNT > 0 {
+            thread::sleep(LOOK_EVERY);
+        }
     });
 }
+
+/// The visits of this process, of which a forked child has none at first.
+fn of_this_process(visits: u64) -> u64 {
+    let process = u64::from(process::id()) << PROCESS_SHIFT;
+    if visits >> PROCESS_SHIFT << PROCESS_SHIFT == process { visits } else { process }
+}
+
+const PROCESS_SHIFT: u32 = 32;
+const IS_OVER: u64 = 1 << 31;
+const COUNT: u64 = IS_OVER - 1;
+
+/// The time between two looks whether visits have ended: about as long as one takes.
+const LOOK_EVERY: Duration = Duration::from_micros(100);
 
 /// How often a waiting thread looks for signals.
 pub(crate) const SIGNALS_EVERY: Duration = Duration::from_millis(100);

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 import warnings
 
 import larder_kv
@@ -54,6 +56,43 @@ def test_a_child_may_open_a_session_of_its_own(cluster, session):
         return own.lookup(mine, mine.chain_of_tokens(TOKENS)).tokens
 
     assert in_a_child(look) == len(TOKENS)
+
+
+def test_a_child_ends_while_answers_of_its_parent_come(cluster):
+    subprocess.run([sys.executable, "-c", FORKS, cluster.sockets[0]], check=True)
+
+
+FORKS = """
+import asyncio, os, signal, sys, threading, warnings
+import larder_kv
+
+async def ask():
+    session = await larder_kv.AsyncSession.connect(sys.argv[1], window_bytes=0)
+    while not is_over.is_set():
+        await asyncio.gather(*(session.lookup(*asked) for asked in await chains(session)))
+
+async def chains(session):
+    pool = larder_kv.Pool(layers=1, layer_bytes=4096)
+    spec = larder_kv.NamespaceSpec(
+        model="fork ends", kv_dtype="bfloat16", layout="test", chunk_tokens=32, engine_block_tokens=16, pools=[pool]
+    )
+    namespace = await session.register(spec)
+    return [(namespace, namespace.chain_of_tokens([number] * 32)) for number in range(30)]
+
+warnings.simplefilter("ignore", DeprecationWarning)
+is_over = threading.Event()
+asking = threading.Thread(target=asyncio.run, args=(ask(),))
+asking.start()
+for _ in range(30):
+    child = os.fork()
+    if child == 0:
+        # A child that does not end is killed.
+        signal.alarm(20)
+        sys.exit()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+is_over.set()
+asking.join()
+"""
 
 
 def in_a_child(work):
