@@ -109,13 +109,15 @@ impl PagedMemory {
 
     fn check_block(&self, namespace: &Namespace, block: usize) -> PyResult<()> {
         crate::namespace::check_block(namespace, block)?;
-        let bytes = self.block_bytes();
-        if namespace.block_bytes(block) != bytes {
-            let text =
-                format!("a chunk's pages have {bytes} bytes, its block {}", namespace.block_bytes(block));
-            return Err(PyValueError::new_err(text));
+        self.check_block_bytes(namespace.block_bytes(block))
+    }
+
+    fn check_block_bytes(&self, block_bytes: u64) -> PyResult<()> {
+        if block_bytes == self.block_bytes {
+            return Ok(());
         }
-        Ok(())
+        let text = format!("a chunk's pages have {} bytes, its block {block_bytes}", self.block_bytes);
+        Err(PyValueError::new_err(text))
     }
 
     /// Copies pages, without the interpreter's lock. The arguments were checked.
@@ -251,7 +253,9 @@ impl PagedMemory {
         let pages_per_chunk = self.pages_per_chunk as usize;
         check_page_count(pages.len(), pages_per_chunk, staged.len())?;
         for chunk in &staged {
-            chunk.check(block, 0, self.block_bytes())?;
+            // The rest of a larger block would have bytes of other chunks.
+            self.check_block_bytes(chunk.block_bytes(block)?)?;
+            chunk.check(block, 0, self.block_bytes)?;
         }
         let bytes = self.block_bytes() * staged.len() as u64;
         StagedChunk::fill(py, staged.iter().map(|chunk| &**chunk), bytes, |number, chunk| {

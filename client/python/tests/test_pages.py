@@ -116,6 +116,14 @@ def test_pages_beyond_the_memory_are_refused(session):
         paged.load(lease, [0, 1], first_page=1)
 
 
+def test_pages_that_do_not_fill_a_block_are_not_saved(session):
+    region, _ = memory("LBHNC")
+    paged = larder_kv.PagedMemory([region], layers("LBHNC")[1:], pages_per_chunk=PAGES_PER_CHUNK)
+    _, _, reservation = one_chunk(session, "part of a block")
+    with pytest.raises(ValueError, match="a chunk's pages have 512 bytes, its block 768"):
+        paged.save([session.stage(reservation, 0)], [0, 1])
+
+
 def test_what_a_gpu_cannot_copy_is_refused(session, fake_gpu):
     assert fake_gpu.gpu.name == "fake GPU"
     with pytest.raises(larder_kv.GpuError, match="GPU 7"):
