@@ -2,21 +2,25 @@
 //!
 //! A silent client loses its connection after [`IDLE`], a client that does not read after [`UNREAD`]. At the limit of
 //! connections, the connection that has been idle for the longest makes way for a new one; one address has half of the
-//! connections at most. Bytes that a client sends ahead stay in the socket (`sips`).
+//! connections at most. Bytes that a client sends ahead stay in the socket (`sips`). HEAD is answered as GET is, without the body:
+//! load balancers and `curl -I` ask so.
 
 mod connections;
 mod sips;
 
+use std::convert::Infallible;
 use std::future::ready;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use actix_http::HttpService;
 use actix_http::error::DispatchError;
 use actix_server::{Server, ServerHandle};
 use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, fn_service, map_config};
-use actix_web::body::MessageBody;
+use actix_web::body::{BodySize, EitherBody, MessageBody};
 use actix_web::dev::{AppConfig, ServiceRequest, ServiceResponse};
 use actix_web::error::ErrorRequestTimeout;
 use actix_web::http::Method;
@@ -51,7 +55,8 @@ pub fn serve(
     let known = connections.clone();
     let factory = move || {
         let connections = connections.clone();
-        let app = App::new().wrap(from_fn(busy)).configure(&configure).into_factory();
+        let app =
+            App::new().wrap(from_fn(busy)).wrap(from_fn(head_as_get)).configure(&configure).into_factory();
         let http = HttpService::build()
             .keep_alive(IDLE)
             .client_request_timeout(IDLE)
@@ -106,6 +111,36 @@ pub fn in_pieces(content_type: &str, answer: impl Into<Bytes>) -> HttpResponse {
         .streaming(connections::pieces(answer))
 }
 
+/// Answers HEAD as GET, without the body.
+async fn head_as_get(
+    mut request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> actix_web::Result<ServiceResponse<impl MessageBody>> {
+    let is_head = request.method() == Method::HEAD;
+    if is_head {
+        request.head_mut().method = Method::GET;
+    }
+    let response = next.call(request).await?;
+    Ok(response.map_body(|_, body| {
+        if is_head { EitherBody::left(Unsent(body.size())) } else { EitherBody::right(body) }
+    }))
+}
+
+/// A body of which only the size is told. Events are not waited for.
+struct Unsent(BodySize);
+
+impl MessageBody for Unsent {
+    type Error = Infallible;
+
+    fn size(&self) -> BodySize {
+        self.0
+    }
+
+    fn poll_next(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Bytes, Infallible>>> {
+        Poll::Ready(None)
+    }
+}
+
 /// Keeps a connection from making way while its request is answered. A connection whose request body has yet to come counts
 /// as busy only once the body is there: a client that sends no body must not keep others out.
 async fn busy(
@@ -131,6 +166,7 @@ mod tests {
     use std::sync::Arc;
 
     use actix_web::web::{Data, get};
+    use futures_util::stream;
     use prometheus::Registry;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
@@ -149,6 +185,45 @@ mod tests {
         slow.came.notify_one();
         slow.go.notified().await;
         "done"
+    }
+
+    #[test]
+    fn a_head_is_answered_as_a_get_without_the_body_even_of_an_answer_without_an_end() {
+        actix_rt::System::new().block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let endless = || async { HttpResponse::Ok().streaming(stream::pending::<io::Result<Bytes>>()) };
+            let configure = move |service: &mut ServiceConfig| {
+                service
+                    .route("/short", get().to(|| async { "ok\n" }))
+                    .route("/long", get().to(|| async { in_pieces("text/plain", vec![b'x'; 100_000]) }))
+                    .route("/endless", get().to(endless));
+            };
+            let connections = Connections::new(4, &Registry::new()).unwrap();
+            let (handle, server) = serve(listener, connections, Duration::from_secs(60), configure).unwrap();
+            let serving = actix_rt::spawn(server);
+            let mut client = TcpStream::connect(address).await.unwrap();
+            for (path, head) in
+                [("short", "content-length: 3"), ("long", "content-length: 100000"), ("endless", "chunked")]
+            {
+                let request = format!("HEAD /{path} HTTP/1.1\r\nhost: here\r\n\r\n");
+                client.write_all(request.as_bytes()).await.unwrap();
+                let mut text = String::new();
+                while !text.ends_with("\r\n\r\n") {
+                    text.push(client.read_u8().await.unwrap().into());
+                }
+                assert!(text.starts_with("HTTP/1.1 200") && text.contains(head), "{text}");
+            }
+            client
+                .write_all(b"GET /short HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n")
+                .await
+                .unwrap();
+            let mut text = String::new();
+            client.read_to_string(&mut text).await.unwrap();
+            assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("\r\n\r\nok\n"), "{text}");
+            handle.stop().await;
+            serving.await.unwrap().unwrap();
+        });
     }
 
     #[test]
