@@ -1,6 +1,5 @@
 //! Drains of nodes: begins them, watches them, and waits for nodes that come back.
 
-use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -237,14 +236,14 @@ pub(crate) fn show(shows: bool, node: &str, report: &DrainReport) {
     let (done, found, moved) =
         (output::count(done), output::count(chunks.found), output::bytes(chunks.moved_bytes));
     let left = output::duration(report.left_ms as f64 / 1_000.0);
-    eprint!("\r\x1b[K{node}: {done} of {found} chunks, {moved} moved, at most {left} left");
-    // The terminal may be closed.
-    _ = std::io::stderr().flush();
+    output::progress(format_args!(
+        "\r\x1b[K{node}: {done} of {found} chunks, {moved} moved, at most {left} left"
+    ));
 }
 
 /// Clears the line of progress.
 pub(crate) fn clear() {
-    eprint!("\r\x1b[K");
+    output::progress(format_args!("\r\x1b[K"));
 }
 
 /// Pause between questions for a node's progress.

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::output;
+
 /// The run itself failed: a wrong byte, a failed request, a process that died.
 pub(crate) const FAILED: u8 = 1;
 
@@ -18,7 +20,7 @@ pub(crate) struct Usage(pub(crate) String);
 
 /// Prints the error for people, and returns the status for the shell.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
-    eprintln!("error: {}", text(error));
+    output::note(format_args!("error: {}", text(error)));
     ExitCode::from(exit_status(error))
 }
 

@@ -1,4 +1,5 @@
 //! The `larder` command line: servers, development cluster, trace replay, benches.
+#![warn(clippy::print_stderr)]
 
 pub mod bench;
 pub mod cluster;

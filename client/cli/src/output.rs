@@ -1,5 +1,6 @@
 //! Results on standard output.
 
+use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 use std::path::Path;
@@ -14,6 +15,17 @@ use crate::failure::Usage;
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     closed_pipe_is_fine(writeln!(stdout, "{}", text.trim_end_matches('\n')).and_then(|()| stdout.flush()))
+}
+
+/// Prints a line to standard error. A reader that has gone away does not end the command, as `eprintln!` would by a panic.
+pub(crate) fn note(line: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Writes to the line of progress on a terminal, which may be closed.
+pub(crate) fn progress(text: fmt::Arguments<'_>) {
+    let mut stderr = io::stderr();
+    let _ = write!(stderr, "{text}").and_then(|()| stderr.flush());
 }
 
 /// Checks before long work that the file for its result, which `option` names, can be written. Leaves an existing file as it is.

@@ -476,6 +476,18 @@ fn manual_pages_are_written_where_they_are_asked_for() {
 }
 
 #[test]
+fn a_reader_of_errors_that_has_gone_changes_no_status() {
+    let nobody = ["status", "--coordinator", "127.0.0.1:1"];
+    for (args, status) in [(&nobody[..], 1), (&["config", "check", "/nowhere/node.toml"], 2)] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+        let ended = command.args(args).env_remove("LARDER_LOG").stderr(writer).status().unwrap();
+        assert_eq!(ended.code(), Some(status), "{args:?}");
+    }
+}
+
+#[test]
 fn a_command_without_memory_says_so_and_does_not_abort() {
     let trace = tempfile::NamedTempFile::new().unwrap();
     let requests: String = (0..200_000)

@@ -137,9 +137,9 @@ impl Issue {
         let (certificate, key) = write(out, &self.name, &issued)?;
         if let Err(error) = folders::remember(&self.dir, out) {
             let (dir, out) = (self.dir.display(), out.display());
-            eprintln!(
+            output::note(format_args!(
                 "note: {dir} cannot be written ({error}): when you replace the authority, name {out} with --certificates"
-            );
+            ));
         }
         if self.json {
             let identity = identity.to_string();

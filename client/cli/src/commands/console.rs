@@ -52,9 +52,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Ok(_) => {
                 let near = by_loopback(one);
                 if near.is_none() {
-                    eprintln!(
+                    output::note(format_args!(
                         "From this host the console needs a token, or a tunnel: see `larder console --help`."
-                    );
+                    ));
                 }
                 return show(args, format!("http://{}/", near.as_ref().unwrap_or(one)));
             }

@@ -14,7 +14,7 @@ use crate::context::{Chosen, ClusterArg};
 use crate::drain::{self, Drained, clear, find, show};
 use crate::failure::FAILED;
 use crate::listing::{Cell, Format, FormatArgs, Listing, column, wide};
-use crate::{signals, values};
+use crate::{output, signals, values};
 
 /// Have a node move its warm chunks to the others, then leave the cluster and end
 ///
@@ -134,7 +134,7 @@ impl Report {
         format.print(self, |format| self.list().text(format))?;
         for Drained { node, reason, .. } in &self.nodes {
             if let Some(reason) = reason {
-                eprintln!("{node}: {reason}");
+                output::note(format_args!("{node}: {reason}"));
             }
         }
         Ok(())

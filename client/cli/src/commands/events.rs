@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 }
             }
             Err(error) => {
-                eprintln!("error: {error:#}");
+                output::note(format_args!("error: {error:#}"));
                 all_answer = false;
             }
         }

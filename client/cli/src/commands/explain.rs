@@ -146,9 +146,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     all.came.iter_mut().for_each(|explained| explained.ask_others(&nodes));
     if all.came.is_empty() && format.format() != Format::Json {
-        eprintln!(
+        output::note(format_args!(
             "no node knows the request {request}: name an engine's request id or a trace id; a node keeps about its last thousand lookups"
-        );
+        ));
     } else {
         format.print(&all.came, |_| all.came.iter().map(Explained::table).collect::<Vec<_>>().join("\n"))?;
     }
@@ -370,7 +370,7 @@ fn ask_all<A, T>(
 }
 
 fn exit(silent: &[String], is_unknown: bool) -> ExitCode {
-    silent.iter().for_each(|silent| eprintln!("{silent}"));
+    silent.iter().for_each(|silent| output::note(format_args!("{silent}")));
     if silent.is_empty() && !is_unknown { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         output::print_json(&serde_json::json!({"health": health, "troubles": troubles}))?;
     } else {
         output::print(health)?;
-        troubles.iter().for_each(|trouble| eprintln!("{trouble}"));
+        troubles.iter().for_each(|trouble| output::note(format_args!("{trouble}")));
     }
     Ok(if health == "healthy" { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }

@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         output::print(&list.text(format))?;
     }
-    silent.iter().for_each(|silent| eprintln!("{silent}"));
+    silent.iter().for_each(|silent| output::note(format_args!("{silent}")));
     Ok(if silent.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 

@@ -214,15 +214,15 @@ impl Args {
         let history = history.finish().with_context(nothing)?;
         if history.unordered() > 0 {
             let (unordered, all) = (history.unordered(), history.requests().len());
-            eprintln!(
+            output::note(format_args!(
                 "{unordered} of {all} requests stood behind requests of a later time: all are played by their times"
-            );
+            ));
         }
         if history.untimed() > 0 {
             let (untimed, all) = (history.untimed(), history.requests().len());
-            eprintln!(
+            output::note(format_args!(
                 "{untimed} of {all} requests have no time: each is played at the time of the one before"
-            );
+            ));
         }
         Ok(Workload::of_history(&history, !self.full_blocks_only))
     }

@@ -1,7 +1,7 @@
 //! `larder purge`: has nodes remove chunks, wherever they have them.
 
 use std::collections::BTreeSet;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut status = ExitCode::SUCCESS;
     for NodeReport { name, error, .. } in &report.nodes {
         if let Some(error) = error {
-            eprintln!("{name}: {error}");
+            output::note(format_args!("{name}: {error}"));
             status = ExitCode::from(FAILED);
         }
     }
@@ -223,7 +223,7 @@ async fn purge(
         }
     }
     if shows {
-        eprint!("\r\x1b[K");
+        output::progress(format_args!("\r\x1b[K"));
     }
     for node in &mut nodes {
         node.ask(PurgeCommand::End).await;
@@ -287,9 +287,9 @@ fn show(nodes: &[Purging]) {
     let PurgeCounts { memory_chunks, disk_chunks, objects, .. } = all;
     let [memory, disk, objects] = [memory_chunks, disk_chunks, objects].map(output::count);
     let open = nodes.iter().filter(|node| node.goes_on()).count();
-    eprint!("\r\x1b[K{memory} chunks in memory, {disk} on disk, {objects} objects; {open} nodes to go");
-    // The terminal may be closed.
-    _ = std::io::stderr().flush();
+    output::progress(format_args!(
+        "\r\x1b[K{memory} chunks in memory, {disk} on disk, {objects} objects; {open} nodes to go"
+    ));
 }
 
 impl NodeReport {

@@ -402,7 +402,7 @@ impl Args {
             Some(_) => format!("chunks of {block}"),
             None => format!("{} chunks of {block}, {}", output::count(self.chunks_per_node), self.policy),
         };
-        eprintln!("Playing {trace} through {} ({capacity})", output::counted(nodes, "node"));
+        output::note(format_args!("Playing {trace} through {} ({capacity})", output::counted(nodes, "node")));
     }
 
     /// How fast chunks age in the nodes: as fast as the trace is played, so that ages are the same as when the trace was

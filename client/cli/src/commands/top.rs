@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             output::print(text.rsplit_once('\n').map_or(&*text, |(without_keys, _)| without_keys))?;
         }
         if !view.nodes.is_empty() && view.nodes.iter().all(|node| node.numbers.is_none()) {
-            eprintln!("no node answers: `larder status` says why");
+            output::note(format_args!("no node answers: `larder status` says why"));
             status = ExitCode::from(FAILED);
         }
     } else {
