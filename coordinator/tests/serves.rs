@@ -515,8 +515,16 @@ fn the_audit_log_says_who_changed_what() {
 
         let url = format!("http://{}/console/change", coordinator.ready.http);
         let policy = r#"{"action": "policy", "node": "node-0", "policy": "sieve"}"#;
-        let change = move || ureq::post(url).header("Authorization", "Bearer secret").send(policy).unwrap();
-        tokio::task::spawn_blocking(change).await.unwrap();
+        let change = move |body: String| {
+            let request = ureq::post(&url).header("Authorization", "Bearer secret").config();
+            let mut answer = request.http_status_as_error(false).build().send(body).unwrap();
+            (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
+        };
+        let unknown = change.clone();
+        let of_stranger = policy.replace("node-0", "node-9");
+        tokio::task::spawn_blocking(move || change(policy.to_owned())).await.unwrap();
+        let unknown = tokio::task::spawn_blocking(move || unknown(of_stranger)).await.unwrap();
+        assert_eq!(unknown, (400, "the coordinator knows no node `node-9`\n".to_owned()));
         node.leave().await;
         coordinator.stop();
 

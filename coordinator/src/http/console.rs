@@ -282,7 +282,14 @@ pub(super) async fn change(
         return Ok(unknown);
     }
     tracing::info!(%wanted, node, "the console's admin asks for a change");
-    ask(&state, wanted, node).await
+    let shown = gather(&state, wanted, node.clone()).await?;
+    match node {
+        // A list without a node would look like a change that was made.
+        Some(node) if shown.is_empty() => {
+            Ok(HttpResponse::BadRequest().body(format!("the coordinator knows no node `{node}`\n")))
+        }
+        _ => Ok(answer(shown).await),
+    }
 }
 
 /// The refusal of a request that may not read; `None` if the request may.
@@ -305,11 +312,14 @@ async fn refuse_unknown_tenant(state: &HttpState, tenant: &str) -> Option<HttpRe
 }
 
 async fn ask(state: &HttpState, wanted: Wanted, node: Option<String>) -> actix_web::Result<HttpResponse> {
-    let shown = gather(state, wanted, node).await?;
+    Ok(answer(gather(state, wanted, node).await?).await)
+}
+
+async fn answer(shown: Vec<Shown>) -> HttpResponse {
     let json = tokio::task::spawn_blocking(move || json_of(&shown)).await;
     let mut response = in_pieces("application/json", json.unwrap_or_default());
     harden(response.headers_mut());
-    Ok(response)
+    response
 }
 
 /// The nodes' answers; an error if they cannot be asked.
