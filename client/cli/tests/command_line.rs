@@ -446,6 +446,19 @@ fn config_check_warns_of_certificates_that_cannot_be_used_here() {
     assert!(larder(&["ca", "issue", "node", "a", "--dir", ca]).status.success());
     let said = warnings();
     assert!(!said.contains("would not start"), "{said}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replace("name = \"a\"", "name = \"b\"")).unwrap();
+    let said = warnings();
+    assert!(
+        said.contains("would not start: the certificate belongs to larder://node/a, not to the node `b`"),
+        "{said}"
+    );
+    std::fs::write(&file, format!("[peer]\n{files}")).unwrap();
+    let said = warnings();
+    assert!(
+        said.contains("would not start: the certificate belongs to larder://node/a, not to a coordinator"),
+        "{said}"
+    );
 }
 
 #[test]

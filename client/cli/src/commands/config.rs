@@ -5,13 +5,14 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
-use larder_coordinator::Config as CoordinatorConfig;
+use larder_coordinator::{Config as CoordinatorConfig, ServeError};
 use larder_net::config_file;
 use larder_net::quic::{CredentialFiles, Credentials};
-use larder_node::Config;
 use larder_node::host::HostFacts;
 use larder_node::limits::Limits;
 use larder_node::session::{NotASocket, check_socket_path};
+use larder_node::{ClusterError, Config};
+use larder_protocol::identity::{Identity, Role as IdentityRole};
 use serde_json::json;
 
 use crate::config_report::ConfigReport;
@@ -91,7 +92,10 @@ impl Check {
                 let mut report = ConfigReport::of_node(&limits);
                 let files = [&config.audit, &config.record];
                 report.warnings.extend(files.into_iter().flatten().filter_map(|file| no_folder(&file.path)));
-                report.warnings.extend(limits.cluster.and_then(|cluster| unusable(&cluster.credentials)));
+                let name = &limits.name;
+                report
+                    .warnings
+                    .extend(limits.cluster.and_then(|cluster| unusable(&cluster.credentials, Some(name))));
                 report
             }
             Role::Coordinator => {
@@ -99,7 +103,7 @@ impl Check {
                 let mut report = ConfigReport::of_coordinator(&config);
                 report.warnings.extend(config.audit.as_ref().and_then(|audit| no_folder(&audit.path)));
                 report.warnings.extend(no_folder(&config.state.path));
-                report.warnings.extend(unusable(&config.peer.credentials()));
+                report.warnings.extend(unusable(&config.peer.credentials(), None));
                 report
             }
         };
@@ -119,10 +123,28 @@ pub(crate) fn check_sockets(limits: &Limits) -> Result<(), NotASocket> {
     limits.tenants.iter().try_for_each(|tenant| check_socket_path(&tenant.socket))
 }
 
-/// A warning if these certificates cannot be used on this machine. This is no error: the file may be meant for another machine.
-fn unusable(files: &CredentialFiles) -> Option<String> {
-    let error = Credentials::load(files).err()?;
-    Some(format!("on this machine the server would not start: {:#}", anyhow::Error::from(error)))
+/// A warning if these certificates cannot be used on this machine by the node `node`, or by a coordinator if that is `None`. This
+/// is no error: the file may be meant for another machine.
+fn unusable(files: &CredentialFiles, node: Option<&str>) -> Option<String> {
+    let trouble = match Credentials::load(files) {
+        Ok(credentials) => of_another(credentials.identity(), node)?,
+        Err(error) => format!("{:#}", anyhow::Error::from(error)),
+    };
+    Some(format!("on this machine the server would not start: {trouble}"))
+}
+
+/// The server's error if its certificate belongs to another process.
+fn of_another(found: &Identity, node: Option<&str>) -> Option<String> {
+    let found = found.clone();
+    match node {
+        Some(name) if found.role != IdentityRole::Node || found.name != name => {
+            Some(ClusterError::SomebodyElse { found, name: name.to_owned() }.to_string())
+        }
+        None if found.role != IdentityRole::Coordinator => {
+            Some(ServeError::NotACoordinator { found }.to_string())
+        }
+        _ => None,
+    }
 }
 
 /// A warning if this machine lacks the folder of a file that the server writes.
