@@ -144,7 +144,8 @@ sessions! {
     }
 
     /// Ends a prefetch and leases the contiguous prefix that has come. `wait` is "complete" (until all has come or failed to
-    /// come), "best_effort" (what has come by now) or a number of seconds.
+    /// come), "best_effort" (what has come by now) or a number of seconds, by which the session's timeout is longer for this
+    /// request.
     #[pyo3(signature = (ticket: "Ticket", *, wait: "_Wait" = Patience::Word(String::from("complete"))) -> "Lease")]
     fn collect(&self, ticket: &Ticket, wait: Patience) -> Lease {
         let (session, wait) = (self.session()?, wait.resolve()?);

@@ -362,7 +362,8 @@ class Session:
         """Asks how far a prefetch is."""
     def collect(self, ticket: Ticket, *, wait: _Wait = "complete") -> Lease:
         """Ends a prefetch and leases the contiguous prefix that has come. `wait` is "complete" (until all has come or failed to
-        come), "best_effort" (what has come by now) or a number of seconds."""
+        come), "best_effort" (what has come by now) or a number of seconds, by which the session's timeout is longer for this
+        request."""
     def lease(self, namespace: Namespace, chain: Chain) -> Lease:
         """Asks to read the longest prefix of `chain` that is here or can be brought in time. A miss is a lease of 0 chunks.
 

@@ -4,11 +4,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_protocol::session::{Busy, Request, Response};
+use larder_protocol::session::{Busy, Collect, Request, Response, Wait};
 use tokio::sync::oneshot;
 
 use super::Link;
 use crate::error::SessionError;
+use crate::options::bounded;
 
 /// A request, and the way in which its answer becomes a result.
 ///
@@ -37,6 +38,20 @@ struct PinOnTheWay {
     link: Arc<Link>,
     /// The pin's number; 0 if the caller keeps the pin.
     pin: u64,
+}
+
+impl<T> RoundTrip<T> {
+    /// How long the answer may take in a session with this timeout: longer if the request asks the node to wait.
+    pub(crate) fn answered_within(&self, timeout: Duration) -> Duration {
+        let wait = match self.request {
+            Request::Collect(Collect { wait: Wait::TimeoutMs(wait_ms), .. }) => {
+                Duration::from_millis(wait_ms)
+            }
+            Request::Collect(Collect { wait: Wait::Complete, .. }) => timeout,
+            _ => Duration::ZERO,
+        };
+        bounded(timeout.saturating_add(wait))
+    }
 }
 
 impl<T: Send + 'static> RoundTrip<T> {

@@ -27,12 +27,13 @@ impl Link {
         origin: Origin,
     ) -> Result<T, SessionError> {
         self.start_task()?;
+        let timeout = round_trip.answered_within(self.timeout);
         let answer = async {
             let permit = Arc::clone(&self.callers).acquire_owned().await.map_err(|_| self.closed())?;
             let answer = self.send(round_trip, origin, permit)?;
             answer.await.map_err(|_| self.closed())?
         };
-        within(self.timeout, answer).await.map(|result| result.keep())
+        within(timeout, answer).await.map(|result| result.keep())
     }
 
     /// Starts the session's task on the current runtime, unless the session has one. The task ends when the last handle of the

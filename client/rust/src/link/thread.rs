@@ -26,7 +26,7 @@ impl Link {
         origin: Origin,
     ) -> Result<T, SessionError> {
         self.receiving(|reader| {
-            let deadline = now() + self.timeout;
+            let deadline = now() + round_trip.answered_within(self.timeout);
             // Permits run out only if that many requests timed out and are not answered yet.
             let permit = Arc::clone(&self.callers).try_acquire_owned().map_err(|error| match error {
                 TryAcquireError::Closed => self.closed(),

@@ -5,9 +5,11 @@ use std::thread;
 use std::time::Duration;
 
 use larder_client::{LookupOptions, Session, SessionError, SessionOptions};
-use larder_protocol::session::{Request, Response};
+use larder_protocol::session::{Request, Response, Wait};
 
-use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, node, options, spec};
+use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, node, options, prefetching, spec};
+
+const TIMEOUT: Duration = Duration::from_millis(400);
 
 #[tokio::test]
 async fn a_call_that_is_neither_awaited_nor_waited_for_asks_for_nothing() {
@@ -51,6 +53,33 @@ fn a_session_without_a_time_limit_gets_its_answers() {
     let options = SessionOptions { timeout: Duration::MAX, ..options() };
     let session = Session::open(socket, options).wait().unwrap();
     session.unpin(1).wait().unwrap();
+    node.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_ticket_may_be_collected_for_longer_than_requests_may_take() {
+    let (socket, node) = node(move |mut node| {
+        node.open(0);
+        for ticket in 1..=4 {
+            node.answer_next(&prefetching(ticket), Vec::new());
+            let number = node.next().unwrap().0;
+            // Longer than a request may take, and shorter than a request and the wait.
+            thread::sleep(TIMEOUT * 3 / 2);
+            let (response, descriptors) = leased(ticket, ticket as u32, 1);
+            node.answer(number, &response, descriptors);
+            node.expect(&Request::Release(ticket));
+        }
+    });
+    let session = Session::open(socket, SessionOptions { timeout: TIMEOUT, ..options() }).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    for wait in [Wait::TimeoutMs(10_000), Wait::Complete] {
+        for by_thread in [true, false] {
+            let ticket = session.prefetch(&namespace, &chain(1), LookupOptions::default()).await.unwrap();
+            let call = session.collect(ticket, wait);
+            let lease = if by_thread { call.wait() } else { call.await };
+            assert_eq!(lease.unwrap().chunks(), 1);
+        }
+    }
     node.join().unwrap();
 }
 

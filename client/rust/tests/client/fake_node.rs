@@ -15,7 +15,8 @@ use larder_protocol::checksum::{BlockKey, block_checksum, range_checksum};
 use larder_protocol::limits::SESSION_VERSION;
 use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::session::{
-    Extent, Found, Leased, Place, Registered, Request, Reserved, Response, Welcome, decode_request,
+    Extent, Found, Leased, Place, Prefetching, Registered, Request, Reserved, Response, Welcome,
+    decode_request,
 };
 use larder_protocol::{Chain, ChunkHash, Fingerprint, NamespaceSpec};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -118,6 +119,11 @@ pub(crate) fn leased(lease: u64, extent: u32, chunks: usize) -> (Response, Vec<O
     let checksums = (0..chunks * 4).map(checksum).collect();
     let leased = Leased { lease, chunks: chunks as u32, places, checksums, extents };
     (Response::Leased(leased), vec![sealed(&memory)])
+}
+
+pub(crate) fn prefetching(ticket: u64) -> Response {
+    let Response::Found(found) = found(16, None) else { unreachable!("found is found") };
+    Response::Prefetching(Prefetching { ticket, found, tokens: 16, tokens_to_recompute: 0 })
 }
 
 pub(crate) fn reserved(reservation: u64, chunks: impl IntoIterator<Item = u32>) -> Response {

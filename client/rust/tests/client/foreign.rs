@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use larder_client::{FollowOptions, LookupOptions, Session, SessionError};
-use larder_protocol::session::{Prefetching, Response, Wait};
+use larder_protocol::session::{Response, Wait};
 
-use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, node, options, reserved, spec};
+use crate::fake_node::{BLOCK_BYTES, SLICES, chain, node, options, prefetching, reserved, spec};
 
 fn refused<T>(result: Result<T, SessionError>) -> &'static str {
     match result {
@@ -13,11 +13,6 @@ fn refused<T>(result: Result<T, SessionError>) -> &'static str {
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("it was asked for"),
     }
-}
-
-fn prefetching(ticket: u64) -> Response {
-    let Response::Found(found) = found(16, None) else { unreachable!("found is found") };
-    Response::Prefetching(Prefetching { ticket, found, tokens: 16, tokens_to_recompute: 0 })
 }
 
 #[test]
