@@ -21,11 +21,16 @@ pub(crate) struct Usage(pub(crate) String);
 /// Prints the error for people, and returns the status for the shell.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     output::note(format_args!("error: {}", text(error)));
+    exit_code(error)
+}
+
+/// The status for the shell.
+pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(exit_status(error))
 }
 
 /// The error and its causes. An error that ends with its cause is not followed by this cause again.
-fn text(error: &anyhow::Error) -> String {
+pub(crate) fn text(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.ends_with(&cause) {
         true => text,
         false if text.is_empty() => cause,

@@ -68,7 +68,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn run_command(args: args::Larder) -> anyhow::Result<ExitCode> {
     let exporter = args.command.start_tracing().context(Usage("cannot send traces".into()))?;
     let _last_lines = args.logging.start(&args.command.default_log_filter(), exporter.as_ref())?;
-    let ended = args.command.run();
+    let ended = args.command.run().or_else(|error| args.logging.log_failure(error));
     if let Some(exporter) = exporter {
         exporter.stop(LAST_SPANS);
     }

@@ -5,18 +5,20 @@
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{IsTerminal as _, Stderr, Write};
+use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
 use larder_net::trace::{Exporter, TARGET};
+use tracing::Level;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, registry, reload};
 
-use crate::failure::Usage;
+use crate::failure::{self, Usage};
 
 /// Options of logging.
 #[derive(Debug, Args)]
@@ -75,6 +77,16 @@ impl LogOptions {
         };
         _ = RUNNING.set(Running { filter: handle, is_chosen });
         Ok(last_lines)
+    }
+
+    /// Logs the error with which a command ends, and returns its status, if log lines are JSON: then all of standard error is. Gives
+    /// the error back if log lines are text, or errors are not logged.
+    pub(crate) fn log_failure(&self, error: anyhow::Error) -> anyhow::Result<ExitCode> {
+        if self.log_format == LogFormat::Text || !tracing::event_enabled!(Level::ERROR) {
+            return Err(error);
+        }
+        tracing::error!("{}", failure::text(&error));
+        Ok(failure::exit_code(&error))
     }
 
     fn filter(&self, from_environment: Option<String>, default_level: &str) -> String {

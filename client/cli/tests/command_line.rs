@@ -128,6 +128,21 @@ fn a_coordinator_config_with_an_unknown_key_ends_with_status_2_and_names_it() {
 }
 
 #[test]
+fn an_error_is_a_line_of_the_log_where_log_lines_are_json() {
+    for (log, is_logged) in [("info", true), ("off", false)] {
+        let args = ["--log-format", "json", "--log", log, "node", "--config", "/nowhere/node.toml"];
+        let (status, error) = refusal(&args);
+        assert_eq!(status, Some(2));
+        let line: Result<serde_json::Value, _> = serde_json::from_str(error.trim_end());
+        assert_eq!(line.is_ok(), is_logged, "{error}");
+        if let Ok(line) = line {
+            assert_eq!(line["level"], "ERROR");
+        }
+        assert!(error.contains("/nowhere/node.toml"), "{error}");
+    }
+}
+
+#[test]
 fn a_server_that_does_not_answer_ends_with_status_1() {
     let output = larder(&["status", "--node", "127.0.0.1:9"]);
     assert_eq!(output.status.code(), Some(1));
