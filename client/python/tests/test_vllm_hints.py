@@ -138,6 +138,28 @@ def test_chunks_that_are_saved_later_are_pinned_too(kept, cluster):
     assert len(pins(cluster)) == before + 1, "one pin, of both"
 
 
+class Granter:
+    """A connection to a node that pins some of the chunks; its next pin has the number 7."""
+
+    def __init__(self, chunks: int) -> None:
+        self.ended: list[int] = []
+        pin = SimpleNamespace(pin=7, chunks=chunks)
+        self.session = SimpleNamespace(pin=lambda *_: pin, unpin=self.ended.append)
+        self.namespace = SimpleNamespace(chain=list)
+
+
+def test_a_pin_of_a_lost_connection_ends_no_pin_of_that_number_at_the_next(monkeypatch):
+    monkeypatch.setattr(keeping, "AGAIN_SECONDS", (0.01,) * 3)
+    lost, first, last = Granter(0), Granter(0), Granter(1)
+    connections, counts = iter([lost, first, first, last]), Counts()
+    keeper = Keeper(SimpleNamespace(current=lambda: next(connections)), counts)
+    keeper.ends(Hints(retain_seconds=30), [bytes(32)])
+    counted = Counted(counts)
+    until(lambda: counted["pinned_chunks"] == 1)
+    keeper.close()
+    assert (lost.ended, first.ended, last.ended) == ([], [7], [])
+
+
 def test_a_session_has_the_pin_of_its_last_turn(kept, cluster):
     before = len(pins(cluster))
     for turn in range(1, 4):

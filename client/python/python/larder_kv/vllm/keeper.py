@@ -38,8 +38,8 @@ class Task:
     until: float
     """The end of the pin."""
     tries: int = 0
-    pin: int = 0
-    """The number of the pin so far; 0 for none."""
+    pin: tuple[Open, int] | None = None
+    """The pin so far, and the connection to the node that granted it."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ class Keeper:
             return
         pinned = node.session.pin(node.namespace, node.namespace.chain(task.hashes), left)
         unpin(node, task.pin)
-        task.pin = pinned.pin
+        task.pin = (node, pinned.pin)
         if pinned.chunks < len(task.hashes) and task.tries < len(AGAIN_SECONDS):
             with self._changed:
                 self._plan(time.monotonic() + AGAIN_SECONDS[task.tries], task)
@@ -161,9 +161,8 @@ class Keeper:
         if task.session is not None:
             with self._changed:
                 turns = self._turns(task.session)
-                former, turns.pin = turns.pin, (node, task.pin)
-            if former is not None and former[0] is node:
-                unpin(node, former[1])
+                former, turns.pin = turns.pin, task.pin
+            unpin(node, former)
 
     def _has_come_back(self, task: Task) -> bool:
         """Whether the session's next turn has come already."""
@@ -172,8 +171,8 @@ class Keeper:
             return turns is not None and turns.number != task.turn
 
 
-def unpin(node: Open, pin: int) -> None:
-    """Ends a pin, if it has not ended by itself."""
-    if pin:
+def unpin(node: Open, pin: tuple[Open, int] | None) -> None:
+    """Ends a pin, if this connection granted it and it has not ended by itself. Elsewhere its number may name another pin."""
+    if pin is not None and pin[0] is node and pin[1]:
         with suppress(larder_kv.RefusedError):
-            node.session.unpin(pin)
+            node.session.unpin(pin[1])
