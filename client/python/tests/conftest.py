@@ -28,6 +28,15 @@ class Cluster:
     process: subprocess.Popen
     sockets: list[str]
     http: list[str]
+    coordinator: str = ""
+    folder: str = ""
+
+    def purge(self, fingerprint: str) -> None:
+        """Purges a namespace, as an admin does."""
+        files = {"ca": "ca.pem", "certificate": "admin.pem", "key": "admin.key"}
+        admin = [argument for name, file in files.items() for argument in (f"--{name}", f"{self.folder}/{file}")]
+        command = [LARDER, "purge", "--coordinator", self.coordinator, "--namespace-id", fingerprint, *admin]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     def stop(self) -> None:
         atexit.unregister(self.stop)
@@ -45,6 +54,7 @@ def start_cluster(*arguments: str, **environment: str) -> Cluster:
     ready = json.loads(process.stdout.readline())
     started.sockets += [next(iter(node["sockets"].values())) for node in ready["nodes"]]
     started.http += [node["http"] for node in ready["nodes"]]
+    started.coordinator, started.folder = ready["coordinator"], ready["dir"]
     return started
 
 

@@ -1,11 +1,13 @@
 """One rank of an engine without vLLM: the connector's threads over the test's memory, and the connection to a node."""
 
+from dataclasses import replace
+
 import larder_kv
-from conftest import FakeGpu
+from conftest import Cluster, FakeGpu
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import Writer
 from larder_kv.vllm.memory import Memory, Pages
-from larder_kv.vllm.node import Node
+from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Shape
 from larder_kv.vllm.prefetch import Prefetcher
 from larder_kv.vllm.saver import Saver
@@ -43,6 +45,26 @@ class RankThreads:
         self.loader.close()
         self.saver.close(10)
         self.node.close()
+
+
+class PurgedSession:
+    """An open session whose namespace is purged right before each commit."""
+
+    def __init__(self, cluster: Cluster, opened: Open):
+        self._cluster, self._opened = cluster, opened
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("commit"):
+            self._cluster.purge(self._opened.namespace.fingerprint)
+        return getattr(self._opened.session, name)
+
+
+def purge_before_commits(cluster: Cluster, node: Node) -> None:
+    """From now on chunks are purged while they are being saved."""
+    opened = node.current()
+    assert opened is not None
+    purged = replace(opened, session=PurgedSession(cluster, opened))
+    node.current = lambda: purged
 
 
 def writer_at(rank: RankThreads) -> Writer:

@@ -11,6 +11,7 @@ from conftest import spec, start_cluster, until
 from larder_kv.vllm.events import Event, Held, NodeEvents
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.offload import Offload
+from ranks import purge_before_commits
 
 ROWS, ROW_BYTES = 8, 4_096
 
@@ -100,6 +101,16 @@ def test_storing_what_is_there_is_no_error(tiers):
         first.offload.store(job, keys(2), [0, 1])
         first.offload.drain()
     assert [ended.success for ended in first.offload.finished()] == [True, True]
+
+
+def test_rows_that_are_purged_during_their_store_do_not_count_as_stored(tiers, cluster):
+    first, _ = tiers
+    purge_before_commits(cluster, first.node)
+    first.offload.store(1, keys(2), [0, 1])
+    first.offload.drain()
+    (stored,) = first.offload.finished()
+    assert (stored.success, stored.keys, stored.bytes) == (False, [], 0)
+    assert first.found(keys(2)) == [False, False]
 
 
 def test_without_a_node_nothing_is_found_and_jobs_fail(tmp_path):

@@ -10,7 +10,7 @@ from conftest import FakeGpu, spec, standing_still, start_cluster, take_all_memo
 from larder_kv.vllm.memory import Memory, PoolMemory
 from larder_kv.vllm.plan import Load, Save, Shape
 from larder_kv.vllm.transfer import LayerGate
-from ranks import RankThreads, paged
+from ranks import RankThreads, paged, purge_before_commits
 
 LAYERS, PAGES, PAGE_BYTES = 3, 16, 4_096
 SHAPE = Shape(chunk_tokens=32, block_tokens=16)
@@ -44,11 +44,11 @@ class Rank(RankThreads):
     def values(self, page: int) -> list[int]:
         return [self.region[(layer * PAGES + page) * PAGE_BYTES + 17] for layer in range(LAYERS)]
 
-    def save(self, request: str, chunks: int) -> None:
+    def save(self, request: str, chunks: int, attempt: int | None = None) -> None:
         """Saves the first chunks of the prompt, which are in pages 0 on, and waits."""
         gate = LayerGate(LAYERS)
         gate.open_all()
-        self.saver.save_soon([Save(request, hashes(chunks), 0, list(range(2 * chunks)))], gate)
+        self.saver.save_soon([Save(request, hashes(chunks), 0, list(range(2 * chunks)), attempt)], gate)
         until(lambda: not self.saver.is_reading(request))
 
 
@@ -74,6 +74,15 @@ def test_what_was_saved_is_loaded_into_other_blocks(rank):
     counts = rank.counts.take()
     assert counts["saved_chunks"] == 2 and counts["saved_bytes"] == 2 * BLOCK_BYTES
     assert counts["loaded_blocks"] == 3 and counts["loaded_bytes"] == 3 * LAYERS * PAGE_BYTES
+
+
+@pytest.mark.parametrize("attempt", [None, 1])
+def test_chunks_that_are_purged_during_their_save_do_not_count_as_saved(rank, cluster, attempt):
+    purge_before_commits(cluster, rank.node)
+    rank.save("a", 2, attempt)
+    # The node could not find the next chunk without the chunks before it.
+    rank.save("a", 3, attempt)
+    assert rank.counts.take() == {"shed_chunks_gone": 5}
 
 
 def test_a_step_may_read_a_layer_once_it_is_loaded(rank):

@@ -169,11 +169,14 @@ class Offload:
         # A window that is full of chunks that wait for their commit would wait for itself.
         at_once = max((node.session.window_bytes or UNBOUNDED_BYTES) // (2 * self._row_bytes), 1)
         positions = reservation.chunks
+        unkept: set[int] = set()
         for start in range(0, len(positions), at_once):
             staged = node.session.stage_chunks(reservation, positions[start : start + at_once])
             larder_kv.StagedChunk.copy_all(staged, [self._row(rows[chunk.position]) for chunk in staged])
-            node.session.commit(reservation, staged)
-        return list(keys)
+            if node.session.commit(reservation, staged) < len(staged):
+                # They were purged meanwhile.
+                unkept.update(chunk.position for chunk in staged)
+        return [key for position, key in enumerate(keys) if position not in unkept]
 
     def _load(self, node: Open, keys: Sequence[bytes], rows: Sequence[int]) -> list[bytes]:
         """Loads keys. A lease ends at the first missing key; the keys after it get another lease."""

@@ -78,10 +78,12 @@ class HandOver:
         return hand_over_layer(self.node, self._reservation, pieces, of.layer, copy, of.pool)
 
     def finish(self, node: Open, job: SaveJob) -> bool:
-        """Commits the chunks that were handed over."""
+        """Commits the chunks that were handed over; False if the node does not keep them."""
         assert self.node is not None and self._reservation is not None
         if self._written:
-            self.node.session.commit_handed_over(self._reservation, [chunk for chunk, _ in self._written])
+            written = [chunk for chunk, _ in self._written]
+            if self.node.session.commit_handed_over(self._reservation, written) < len(written):
+                return False
             self._counts.add("handed_over_chunks", len(self._written))
             self._counts.add("saved_bytes", sum(self._memory.bytes_of_chunk(pools) for _, pools in self._written))
         return True
@@ -246,7 +248,8 @@ class Saver:
         return None if done else "shed_chunks_gone"
 
     def _write(self, node: Open, job: SaveJob) -> bool:
-        """Writes the chunks that the node does not have, half a window at a time; False if cancelled."""
+        """Writes the chunks that the node does not have, half a window at a time; False if cancelled, or if not all are
+        kept."""
         save, session = job.save, node.session
         chain = node.namespace.chain(save.hashes).part(save.first_chunk)
         blocks = [blocks_of_chunk(save, self._shape, position) for position in range(len(chain))]
@@ -263,7 +266,8 @@ class Saver:
             job.gate.wait_all()
             if not self._copy(job, rows):
                 return False
-            session.commit(reservation, staged)
+            if session.commit(reservation, staged) < len(staged):
+                return False
             self._counts.add("saved_bytes", sum(map(self._memory.bytes_of_chunk, wanted)))
         return True
 
