@@ -8,6 +8,7 @@ import threading
 import larder_kv
 import pytest
 from conftest import spec, start_cluster, until
+from larder_kv.vllm import offload
 from larder_kv.vllm.events import Event, Held, NodeEvents
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.offload import Offload
@@ -111,6 +112,26 @@ def test_rows_that_are_purged_during_their_store_do_not_count_as_stored(tiers, c
     (stored,) = first.offload.finished()
     assert (stored.success, stored.keys, stored.bytes) == (False, [], 0)
     assert first.found(keys(2)) == [False, False]
+
+
+def test_more_keys_are_looked_up_at_once_than_one_message_holds(tiers):
+    first, _ = tiers
+    many = [number.to_bytes(36, "big") for number in range(10_000)]
+    first.offload.store(1, [many[1], many[9_000]], [0, 1])
+    first.offload.drain()
+    first.offload.forget(many)
+    found = first.found(many)
+    assert [number for number, is_there in enumerate(found) if is_there] == [1, 9_000]
+
+
+def test_a_key_that_was_forgotten_before_the_node_was_asked_is_looked_up_once(tiers, monkeypatch):
+    first, _ = tiers
+    first.offload.store(1, keys(1), [0])
+    first.offload.drain()
+    first.offload.forget(keys(1))
+    monkeypatch.setattr(offload, "MOST_KNOWN", 2)
+    assert [first.offload.lookup(key) for key in keys(3)] == [None] * 3
+    assert first.found(keys(1)) == [True]
 
 
 def test_without_a_node_nothing_is_found_and_jobs_fail(tmp_path):

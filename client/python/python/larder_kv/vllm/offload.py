@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import larder_kv
-from larder_kv.keyed import UNBOUNDED_BYTES
+from larder_kv.keyed import LOOKUP_KEYS, UNBOUNDED_BYTES
 from larder_kv.link import LOST
 from larder_kv.vllm.node import Node, Open
 
@@ -65,9 +65,10 @@ class Offload:
     def flush(self) -> None:
         """Asks the node for all keys that were looked up since the last call."""
         with self._lock:
-            asked, self._asked = self._asked, []
+            # A key comes twice if it was forgotten meanwhile. The node refuses such a lookup.
+            asked, self._asked = list(dict.fromkeys(self._asked)), []
         if asked:
-            self._submit(lambda: self._ask(asked))
+            self._submit(lambda: self._ask_all(asked))
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Forgets whether these keys are there: they are asked for anew."""
@@ -119,6 +120,10 @@ class Offload:
     def _done(self, future: "Future[None]") -> None:
         with self._lock:
             self._jobs.discard(future)
+
+    def _ask_all(self, keys: list[bytes]) -> None:
+        for start in range(0, len(keys), LOOKUP_KEYS):
+            self._ask(keys[start : start + LOOKUP_KEYS])
 
     def _ask(self, keys: list[bytes]) -> None:
         found: set[int] = set()
