@@ -198,6 +198,19 @@ def test_a_request_that_goes_away_waits_for_its_prefill_no_more(ranks):
     assert time.monotonic() - before < decode.settings.handoff_seconds
 
 
+def test_chunks_that_are_here_are_loaded_though_the_node_has_no_room_to_follow_the_others(ranks, monkeypatch):
+    def follow(*_: object) -> larder_kv.Follow:
+        raise larder_kv.BusyError("no room")
+
+    prefill, decode = ranks
+    decode.save("a", 1)
+    monkeypatch.setattr("larder_kv.vllm.prefetch.follow_chunks", follow)
+    prefetch = decode.prefetcher.start("b", hashes(2), 1_000, False, writer_at(prefill))
+    assert decode.prefetcher.look(prefetch, 10.0) == 1
+    assert prefetch.follow is None, "so the chunk is loaded as any other"
+    assert decode.counts.take()["lookups_failed"] == 1
+
+
 def test_the_answer_of_a_prefill_is_what_its_decode_asks_with(session):
     namespace = session.register(spec("params"))
     told = params_for_decode(Open(session, namespace), 3, hashes(2))

@@ -155,6 +155,9 @@ class Prefetcher:
         if chunks is not None and prefetch.lease is not None and chunks < len(prefetch.hashes):
             try:
                 chunks += self._follow(prefetch, writer, chunks)
+            except larder_kv.BusyError as error:
+                # The node has no room for these chunks. The leased chunks are of use without them.
+                self._failed(prefetch, error)
             # Catches everything: otherwise the request would wait for ever.
             except BaseException as error:
                 self._failed(prefetch, error)
