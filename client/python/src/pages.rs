@@ -268,12 +268,17 @@ impl PagedMemory {
         })
     }
 
-    /// Copies `pages`, which are the pages of the staged chunks in order, into staged layers. Other threads run meanwhile; none
-    /// may change these pages.
+    /// Copies `pages`, which are the pages of the staged chunks in order, into staged layers of a session with one slice
+    /// (`StagedLayers.copy_from` writes any slice). Other threads run meanwhile; none may change these pages.
     #[pyo3(signature = (staged, pages))]
     fn save_layers(&self, py: Python<'_>, staged: &StagedLayers, pages: Vec<u64>) -> PyResult<()> {
         self.check_pages(&pages)?;
         staged.fill(py, |staged| {
+            if staged.slices() != 1 {
+                // The other slices would be handed over with the bytes that their room in the window had before.
+                let text = format!("these layers have {} slices: copy_from writes one", staged.slices());
+                return Err(PyValueError::new_err(text));
+            }
             let layers = staged.layers();
             let (first, end) = (layers.start as usize, layers.end as usize);
             let chunk_bytes = (end - first) as u64 * self.pages_per_chunk * self.page_bytes;

@@ -116,6 +116,17 @@ def test_pages_beyond_the_memory_are_refused(session):
         paged.load(lease, [0, 1], first_page=1)
 
 
+@pytest.mark.parametrize("where", ["host", "gpu"])
+def test_layers_of_a_session_with_several_slices_are_not_saved_from_the_pages_of_one(session, fake_gpu, where):
+    _, paged = memory("LBHNC") if where == "host" else gpu_memory(fake_gpu, "LBHNC")
+    pool = larder_kv.Pool(layers=LAYERS, layer_bytes=PAGES_PER_CHUNK * PAGE_BYTES)
+    namespace = session.register(spec(f"slices {where}", tensor_parallel=2, slices=2, pools=[pool]), slices=[0, 1])
+    chain = namespace.chain_of_tokens(list(range(CHUNK_TOKENS)))
+    staged = session.stage_layers(session.reserve(namespace, chain), [0], 0, 1)
+    with pytest.raises(ValueError, match="2 slices"):
+        paged.save_layers(staged, [0, 1])
+
+
 def test_pages_that_do_not_fill_a_block_are_not_saved(session):
     region, _ = memory("LBHNC")
     paged = larder_kv.PagedMemory([region], layers("LBHNC")[1:], pages_per_chunk=PAGES_PER_CHUNK)

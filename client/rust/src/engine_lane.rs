@@ -237,7 +237,7 @@ impl EngineLane {
         self.begin(tensors, Direction::Save, copies, save.layers.clone(), false, flags, held)
     }
 
-    /// Begins to copy pages into some layers of staged chunks, chunk by chunk. `tensors` is the [`EngineLane::part`] with just
+    /// Begins to copy pages into some layers of staged chunks, chunk by chunk, in a session of one slice. `tensors` is the [`EngineLane::part`] with just
     /// these layers. The end of the copy returns the staged layers, to be handed over. A copy that fails gives them up.
     ///
     /// # Errors
@@ -251,10 +251,14 @@ impl EngineLane {
     ) -> Result<CopyHandle<StagedLayers>, LaneError> {
         tensors.check_block(staged.bytes())?;
         tensors.check_pages(pages.len(), staged.positions().len())?;
+        if staged.slices() != 1 {
+            // The other slices would be handed over with the bytes that their room in the window had before.
+            return Err(LaneError::Mismatch(format!("the chunks have {} slices, not 1", staged.slices())));
+        }
         let per_chunk = tensors.layout.spec().pages_per_chunk as usize;
         let mut copies = Vec::with_capacity(pages.len());
         for (chunk, pages) in pages.chunks_exact(per_chunk).enumerate() {
-            let (memory, offset) = staged.layers_memory(chunk, 0);
+            let (memory, offset) = staged.layers_memory(chunk);
             copies.extend(
                 (0..).zip(pages).map(|(in_chunk, &page)| (Arc::clone(&memory), offset, in_chunk, page)),
             );

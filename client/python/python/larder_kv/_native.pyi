@@ -224,7 +224,7 @@ class PagedMemory:
         """Copies pages into the staged chunks, in order."""
 
     def save_layers(self, staged: StagedLayers, pages: Sequence[int]) -> None:
-        """Copies the chunks' pages into the staged layers, in order."""
+        """Copies the chunks' pages into the staged layers, in order, in a session of one slice."""
 
 @final
 class NodeTensors:
@@ -297,7 +297,8 @@ class GpuPagedMemory:
         """Copies pages into the staged chunks, in order. A chunk whose copy fails is dropped."""
 
     def save_layers(self, staged: StagedLayers, pages: Sequence[int]) -> None:
-        """Copies the chunks' pages into the staged layers, in order. If a copy fails, the staged layers are dropped."""
+        """Copies the chunks' pages into the staged layers, in order, in a session of one slice. If a copy fails, the staged layers
+        are dropped."""
 
 @final
 class ScatteredMemory:

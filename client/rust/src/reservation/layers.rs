@@ -136,13 +136,13 @@ impl StagedLayers {
         self.claim.link.traffic.count_written(bytes.len() as u64);
     }
 
-    /// The mapping and offset to which a device writes the layers of the `chunk`-th staged chunk in the `slice`-th slice; counts
-    /// them as written.
+    /// The mapping and offset to which a device writes the layers of the `chunk`-th staged chunk in the session's first slice;
+    /// counts them as written.
     ///
     /// # Panics
-    /// Panics if there is no such chunk or slice.
-    pub(crate) fn layers_memory(&self, chunk: usize, slice: usize) -> (Arc<Mapping>, u64) {
-        let (mapping, offset) = self.place(chunk, slice);
+    /// Panics if there is no such chunk.
+    pub(crate) fn layers_memory(&self, chunk: usize) -> (Arc<Mapping>, u64) {
+        let (mapping, offset) = self.place(chunk, 0);
         self.claim.link.traffic.count_written(self.bytes());
         (Arc::clone(mapping), offset)
     }
