@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-use crate::output;
-
 /// The run itself failed: a wrong byte, a failed request, a process that died.
 pub(crate) const FAILED: u8 = 1;
 
@@ -17,12 +15,6 @@ pub(crate) const TO_RESTART: u8 = 75;
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Usage(pub(crate) String);
-
-/// Prints the error for people, and returns the status for the shell.
-pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
-    output::note(format_args!("error: {}", text(error)));
-    exit_code(error)
-}
 
 /// The status for the shell.
 pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {

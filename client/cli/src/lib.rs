@@ -62,7 +62,10 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(if help_or_error.use_stderr() { failure::USAGE } else { 0 });
         }
     };
-    run_command(args).unwrap_or_else(|error| failure::report(&error))
+    run_command(args).unwrap_or_else(|error| {
+        output::note(format_args!("error: {}", failure::text(&error)));
+        failure::exit_code(&error)
+    })
 }
 
 fn run_command(args: args::Larder) -> anyhow::Result<ExitCode> {

@@ -416,11 +416,10 @@ fn what_an_engine_says_of_its_memory_and_pages_is_checked() {
     let foreign = node.engine(0);
     let its =
         foreign.session.lease(&foreign.namespace, &foreign.namespace.chain(prompt(b'a', 1))).wait().unwrap();
-    let not_its = gpu.session.load_pages(&gpu.tensors, &its, &all(1), NO_FLAGS).wait().unwrap_err();
-    assert_eq!(refused_as::<()>(Err(not_its)), RefusalCode::Unknown, "another session's lease");
-    let not_its = foreign.session.load_pages(&gpu.tensors, &its, &all(1), NO_FLAGS).wait();
-    // Numbers of tensors are those of the whole actor, but a session may not use another session's tensors.
-    assert_eq!(refused_as(not_its), RefusalCode::Unknown);
+    for (session, what) in [(&gpu.session, "lease"), (&foreign.session, "memory")] {
+        let not_its = session.load_pages(&gpu.tensors, &its, &all(1), NO_FLAGS).wait();
+        assert!(matches!(not_its, Err(SessionError::OtherSession { what: of }) if of == what), "{not_its:?}");
+    }
     node.wait_for("device_copies", 0);
     assert_eq!(gpu.end(&load(all(2), NO_FLAGS).unwrap()), CopyEnd::Done);
 }

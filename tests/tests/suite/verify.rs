@@ -7,12 +7,13 @@ use std::time::Duration;
 use larder_client::{
     Damaged, FollowOptions, LeaseGuard, Namespace, Session, SessionError, SessionOptions, Verify,
 };
-use larder_protocol::session::{Checked, RefusalCode, Tier};
+use larder_protocol::session::{Checked, RefusalCode, ReportDamage, Request, Response, Tier};
 use larder_protocol::{ChunkHash, NamespaceSpec, PoolSpec};
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{BLOCK_BYTES, block, namespace, prompt};
 use larder_tests::flip::{flip_a_bit_in_every_page, replace_block};
 use larder_tests::node::{NodeProcess, ONE_TENANT};
+use larder_tests::raw::{RawSession, hello};
 use larder_tests::{server, wait};
 use tokio::runtime::Builder;
 
@@ -233,18 +234,16 @@ fn nobody_reports_chunks_of_a_namespace_that_its_session_has_not_registered() {
     let found = report(&other_tenant.session, &other_tenant.namespace, hashes[1]).unwrap();
     assert_eq!(found, Checked::Nothing);
     // A namespace's number is the node's; a session may use only the numbers that it registered.
-    let found = report(&other_tenant.session, &victim.namespace, hashes[1]);
-    assert!(is_unknown(&found), "{found:?}");
-    let options = SessionOptions::default();
-    let stranger = Session::connect(node.socket("a"), options).wait().unwrap();
-    let found = report(&stranger, &victim.namespace, hashes[1]);
-    assert!(is_unknown(&found), "{found:?}");
+    for tenant in ["a", "b"] {
+        let mut stranger = RawSession::connect(&node.socket(tenant)).unwrap();
+        stranger.ask(&hello()).unwrap();
+        let namespace = victim.namespace.number();
+        let asked = Request::ReportDamage(ReportDamage { namespace, hash: hashes[1] });
+        let Response::Refused(refusal) = stranger.ask(&asked).unwrap().0 else { panic!("it is answered") };
+        assert_eq!(refusal.code, RefusalCode::Unknown, "{tenant}");
+    }
     assert_eq!(victim.find(&hashes, 1_000), 64, "nothing was verified");
     assert_eq!(report(&victim.session, &victim.namespace, hashes[1]).unwrap(), Checked::Damaged);
-}
-
-fn is_unknown(found: &Result<Checked, SessionError>) -> bool {
-    matches!(found, Err(SessionError::Refused(refusal)) if refusal.code == RefusalCode::Unknown)
 }
 
 #[test]
