@@ -212,9 +212,11 @@ impl Follows {
     /// of them, two that take all they can take a third each, and a tenant that follows nothing finds a place.
     fn begin(&mut self, tenant: TenantId) -> bool {
         let all: usize = self.0.values().sum();
-        let own = self.0.entry(tenant).or_default();
-        let may_begin = *own + all < FOLLOWS_PER_PEER;
-        *own += usize::from(may_begin);
+        let own = self.0.get(&tenant).copied().unwrap_or(0);
+        let may_begin = own + all < FOLLOWS_PER_PEER;
+        if may_begin {
+            self.0.insert(tenant, own + 1);
+        }
         may_begin
     }
 
