@@ -18,6 +18,7 @@ use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, PortShare, RENEWAL_CHECK, TransportSettings,
     renew_when_changed,
 };
+use larder_net::tcp::{TcpEndpoint, TcpPort};
 use larder_net::trace::Sampler;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::table::{MemberState, NodeNumber, Table};
@@ -156,9 +157,14 @@ impl Cluster {
         let gauges = Membership::register(registry)?;
         let watch = Watch::new(gauges.panics.clone());
         let (silent, rooms) = (SilentPeers::default(), Rooms::default());
+        let tcp = limits.blocks_over_tcp.then(|| TcpEndpoint::new(&credentials, settings.idle_timeout));
         let sharing = if limits.share {
             let metrics = ExchangeMetrics::register(registry)?;
             let common = Common::new(&exchange_limits(limits), metrics, clock, rooms.clone());
+            let common = match tcp.clone() {
+                Some(tcp) => common.with_tcp(tcp, TcpPort::bind(endpoint.local_address())?),
+                None => common,
+            };
             let (place, with) = (&limits.place.cpus, (&credentials, &settings));
             let threads = BlockThreads::start(others, limits.listen, with, place, &common, &watch).await?;
             Some(Sharing::start(limits, &arbiter, &endpoint, registry, common, (&silent, threads, &watch))?)
@@ -167,7 +173,7 @@ impl Cluster {
         };
         let certificate = CertificateMetrics::register(registry)?;
         let of_blocks = sharing.as_ref().map(Sharing::block_endpoints).unwrap_or_default();
-        renew(&arbiter, &watch, limits, (endpoint.clone(), of_blocks), credentials, certificate);
+        renew(&arbiter, &watch, limits, (endpoint.clone(), of_blocks, tcp), credentials, certificate);
         let known = watch::Sender::default();
         let limits = limits.clone();
         Ok(Self {
@@ -412,22 +418,23 @@ impl Sharing {
     }
 }
 
-/// Renews the certificates of all endpoints: the endpoint between nodes and those of block threads.
+/// Renews the certificates of all endpoints: the endpoint between nodes, those of block threads, and that over TCP.
 fn renew(
     arbiter: &Arbiter,
     watch: &Watch,
     limits: &ClusterLimits,
-    (endpoint, of_blocks): (Endpoint, Vec<Endpoint>),
+    (endpoint, of_blocks, tcp): (Endpoint, Vec<Endpoint>, Option<TcpEndpoint>),
     credentials: Credentials,
     certificate: CertificateMetrics,
 ) {
     let (files, certificate) = (limits.credentials.clone(), Arc::new(certificate));
     arbiter.spawn(watch.clone().keep("certificates", move || {
-        let (endpoint, of_blocks, certificate) =
-            (endpoint.clone(), of_blocks.clone(), Arc::clone(&certificate));
+        let (endpoint, of_blocks, tcp) = (endpoint.clone(), of_blocks.clone(), tcp.clone());
+        let certificate = Arc::clone(&certificate);
         let renew = move |new: &Credentials| {
             endpoint.renew(new);
             of_blocks.iter().for_each(|endpoint| endpoint.renew(&new.for_blocks()));
+            tcp.iter().for_each(|tcp| tcp.renew(new));
         };
         let expires = move |time| certificate.show(time);
         renew_when_changed(files.clone(), credentials.clone(), RENEWAL_CHECK, renew, expires)

@@ -4,6 +4,8 @@
 //! from the arena without a copy. The lease ends when the last byte is acknowledged. Incoming bytes are written straight into
 //! the slots that the asking actor reserved. The actor hears of them only when length, key and checksum are right.
 //!
+//! Fetches may go over TCP instead (`tcp.rs`), which needs less CPU time on networks with small packets.
+//!
 //! Each request has a stream of its own. Small requests have priority over blocks, so that none queues behind a block, and a
 //! broken answer breaks nothing else.
 //!
@@ -25,7 +27,9 @@ mod receive;
 mod rooms;
 mod send;
 mod serve;
+mod tcp;
 
+use std::cell::Cell;
 use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -137,6 +141,37 @@ impl ExchangeHandle {
     }
 }
 
+impl PeerActor {
+    /// Accepts connections over TCP. Block threads serve them in turns, if there are any, and this thread otherwise.
+    fn serve_tcp(&self, services: &Services) {
+        let peers = self.peers.clone();
+        let (Some(over_tcp), Some(tcp)) = (peers.over_tcp().cloned(), &peers.mover().common.tcp) else {
+            return;
+        };
+        let listener = match tcp.port.listen() {
+            Ok(listener) => Rc::new(listener),
+            Err(error) => return tracing::error!(%error, "no blocks go over TCP: the node cannot listen"),
+        };
+        let (blocks, sampler): (Rc<[_]>, _) = (services.blocks.as_slice().into(), services.sampler);
+        let closing = Rc::clone(&over_tcp);
+        actix_rt::spawn(self.watch.clone().keep("blocks", move || Rc::clone(&closing).close_idle()));
+        let turn = Rc::new(Cell::new(0));
+        let serve = move |stream, remote| {
+            let threads = peers.block_threads();
+            if let Some(thread) = threads.get(turn.get() % threads.len().max(1)) {
+                turn.set(turn.get().wrapping_add(1));
+                return thread.serve_tcp(stream, remote);
+            }
+            let (over_tcp, blocks, peers) = (Rc::clone(&over_tcp), Rc::clone(&blocks), peers.clone());
+            actix_rt::spawn(async move {
+                peers.watched("serve", None, over_tcp.serve((stream, remote), &blocks, sampler)).await;
+            });
+        };
+        let accept = move || tcp::accept(Rc::clone(&listener), serve.clone());
+        actix_rt::spawn(self.watch.clone().keep("accept", accept));
+    }
+}
+
 impl Actor for PeerActor {
     type Context = Context<Self>;
 
@@ -226,6 +261,7 @@ impl Handler<Serve> for PeerActor {
     fn handle(&mut self, Serve(services): Serve, _: &mut Self::Context) {
         let threads = self.peers.block_threads().iter();
         threads.for_each(|thread| thread.serve(&services.blocks, services.sampler));
+        self.serve_tcp(&services);
         let (server, endpoint) = (serve::Server::new(self.peers.clone(), services), self.endpoint.clone());
         self.peers.carrying().serve_with(&server);
         let accept = move || serve::accept(Rc::clone(&server), endpoint.clone());

@@ -111,6 +111,8 @@ pub struct ClusterLimits {
     pub peer_connections: usize,
     /// Number of block threads.
     pub block_threads: usize,
+    /// Whether blocks move over TCP.
+    pub blocks_over_tcp: bool,
     /// How long a drain before a stop may take.
     pub drain: Duration,
     /// Maximum bytes of blocks that move per second during a drain.

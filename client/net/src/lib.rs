@@ -1,6 +1,7 @@
 //! Networking, metrics and traces, shared by the processes of a cluster.
 //!
 //! - [`quic`]: mutual TLS, certificates and their renewal, messages on streams; [`coordinator_client`] speaks with a coordinator over it.
+//! - [`tcp`]: TLS over TCP, a second way for blocks.
 //! - [`http`]: health, metrics and status, over connections that are cheap each.
 //! - [`config_file`]: reads configuration files; [`reload`]: changes of a configuration file while a server runs.
 //! - [`audit`], [`line_file`]: logs of what happened, a line of JSON each; [`sizes`]: sizes in configuration files.
@@ -15,6 +16,7 @@ pub mod metrics;
 pub mod quic;
 pub mod reload;
 pub mod sizes;
+pub mod tcp;
 pub mod trace;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -16,7 +16,9 @@ pub use credentials::{CredentialFiles, Credentials, CredentialsError, Part};
 pub use endpoint::{
     BindError, ConnectError, Connection, Endpoint, IdentityError, Incoming, NoVersion, Rejected,
 };
-pub use guests::{Asked, Guest, GuestLimits, Guests, TurnedAway};
+pub(crate) use endpoint::{expect, identity_of};
+pub use guests::{Asked, Guest, GuestLimits, Guests, Place, TurnedAway};
+pub(crate) use guests::{Counted, HANDSHAKE_DEADLINE};
 pub use inspect::{InspectError, Inspected, inspect, inspect_pem};
 pub use messages::{MessageError, read_message, write_encoded, write_message};
 pub use port::PortShare;

@@ -26,6 +26,7 @@ use larder_net::trace::{Sampler, Trace};
 use larder_protocol::identity::Role;
 use larder_protocol::peer::PeerRequest;
 use quinn::{RecvStream, SendStream};
+use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
@@ -36,6 +37,7 @@ use super::mover::{Common, Mover};
 use super::receive::{Batch, From};
 use super::send::order::SendOrder;
 use super::serve::{let_in, limits_of, may_fetch, read_request, trace_of};
+use super::tcp::OverTcp;
 use crate::host::CpuSet;
 use crate::threads;
 use crate::watched::{Watch, here};
@@ -79,6 +81,8 @@ enum Work {
     Fetch(ThreadFetch, mpsc::UnboundedSender<(usize, Arrival)>, oneshot::Receiver<()>),
     /// Serve fetches from these actors.
     Serve(Vec<Recipient<AskBlocks>>, Sampler),
+    /// Serve this connection over TCP, which came from this address.
+    ServeTcp(std::net::TcpStream, SocketAddr),
 }
 
 /// The state of a block thread.
@@ -90,6 +94,8 @@ struct Thread {
     serves: Endpoint,
     links: RefCell<BTreeMap<String, Rc<Link>>>,
     opened: mpsc::UnboundedSender<Connection>,
+    /// `None` if blocks come over QUIC alone.
+    over_tcp: Option<Rc<OverTcp>>,
     watch: Watch,
 }
 
@@ -136,7 +142,10 @@ impl BlockThreads {
                     let mover = Mover::of_block_thread(common);
                     let links = RefCell::default();
                     let endpoints = [dials.clone(), serves.clone()];
-                    let thread = Thread { mover, share: number, dials, serves, links, opened: opens, watch };
+                    let over_tcp = OverTcp::new(mover.clone());
+                    let opened = opens;
+                    let thread =
+                        Thread { mover, share: number, dials, serves, links, opened, over_tcp, watch };
                     actix_rt::spawn(Rc::new(thread).run(work));
                     endpoints
                 });
@@ -146,7 +155,7 @@ impl BlockThreads {
             all.arbiters.push(arbiter);
             let Ok(endpoints) = binding.await else {
                 let source = std::io::Error::other("the thread ended at once");
-                return Err(BindError { listen, source });
+                return Err(BindError { protocol: "UDP", listen, source });
             };
             all.endpoints.extend(endpoints?);
             all.handles.push(BlockThread(orders));
@@ -212,12 +221,22 @@ impl BlockThread {
             tracing::error!("a block thread does not serve: it is stopping");
         }
     }
+
+    /// Has the thread serve a connection over TCP. With too much work in its queue, the connection is closed.
+    pub(super) fn serve_tcp(&self, stream: TcpStream, remote: SocketAddr) {
+        // Errors: the socket is broken, or the thread is stopping or has too much to do. The other side dials again.
+        let _ = stream.into_std().map(|stream| self.0.try_send(Work::ServeTcp(stream, remote)));
+    }
 }
 
 impl Thread {
     async fn run(self: Rc<Self>, mut work: mpsc::Receiver<Work>) {
         let thread = Rc::clone(&self);
         actix_rt::spawn(self.watch.clone().keep("blocks", move || Rc::clone(&thread).close_idle()));
+        if let Some(over_tcp) = self.over_tcp.clone() {
+            actix_rt::spawn(self.watch.clone().keep("blocks", move || Rc::clone(&over_tcp).close_idle()));
+        }
+        let mut served = None;
         while let Some(work) = work.recv().await {
             let thread = Rc::clone(&self);
             match work {
@@ -234,8 +253,19 @@ impl Thread {
                 }),
                 Work::Serve(blocks, sampler) => {
                     let serving = Rc::new(Serving { guests: Guests::new(limits_of), blocks, sampler });
+                    served = Some(Rc::clone(&serving));
                     let accept = move || Rc::clone(&thread).accept(Rc::clone(&serving));
                     actix_rt::spawn(self.watch.clone().keep("accept", accept))
+                }
+                Work::ServeTcp(stream, remote) => {
+                    let Some(serving) = served.clone() else { continue };
+                    actix_rt::spawn(async move {
+                        let Some(over_tcp) = &thread.over_tcp else { return };
+                        // An error: the socket is broken.
+                        let Ok(stream) = TcpStream::from_std(stream) else { return };
+                        let served = over_tcp.serve((stream, remote), &serving.blocks, serving.sampler);
+                        thread.watch.catch_in("serve", served).await;
+                    })
                 }
             };
         }
@@ -243,7 +273,14 @@ impl Thread {
 
     async fn fetch(&self, fetch: &ThreadFetch, comes: &mpsc::UnboundedSender<(usize, Arrival)>) {
         here("blocks");
-        let &ThreadFetch { from, ref batch, ref trace, .. } = fetch;
+        let &ThreadFetch { address, ref name, from, ref batch, ref trace, .. } = fetch;
+        // An error: nobody waits any more.
+        let came = |at, arrival| _ = comes.send((at, arrival));
+        if let Some(over_tcp) = &self.over_tcp
+            && over_tcp.fetch((name, address), from, batch, trace, came).await
+        {
+            return;
+        }
         let mut tries = 0;
         let (asked, _in_use) = loop {
             let Some((connection, in_use)) = self.connection(fetch).await else { return };
@@ -254,8 +291,6 @@ impl Thread {
                 break (asked, in_use);
             }
         };
-        // An error: nobody waits any more.
-        let came = |at, arrival| _ = comes.send((at, arrival));
         self.mover.receive(asked, from, batch, came).await;
     }
 
@@ -360,7 +395,7 @@ impl Thread {
         mut receive: RecvStream,
     ) {
         let metrics = &self.mover.common.metrics;
-        let (request, traced) = match read_request(guest, &mut receive).await {
+        let (request, traced) = match read_request(guest.place(), &mut receive).await {
             Ok(Some((asked, traced))) => (asked.message, traced),
             Ok(None) => return,
             Err(reason) => return metrics.rejected(reason),

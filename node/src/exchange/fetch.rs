@@ -185,6 +185,14 @@ impl Fetching<'_> {
             }
             self.link.avoid_block_threads(self.peers.now());
         }
+        if let Some(over_tcp) = self.peers.over_tcp()
+            && let Some(address) = self.peers.address_of(&self.link)
+        {
+            let came = |at, arrival| _ = self.note(at, arrival);
+            if over_tcp.fetch((&self.link.name, address), from, batch, &trace, came).await {
+                return;
+            }
+        }
         let mut again = AskedAgain::default();
         // The connection stays in use until the last byte has come.
         let (asked, _connection) = loop {
@@ -197,7 +205,7 @@ impl Fetching<'_> {
                 break (asked, connection);
             }
         };
-        if matches!(asked, Ok(Asked::Coming(..))) {
+        if asked.as_ref().is_ok_and(Asked::is_coming) {
             self.peers.heard(&self.link);
         }
         self.peers.mover().receive(asked, from, batch, |at, arrival| _ = self.note(at, arrival)).await;

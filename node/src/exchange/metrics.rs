@@ -20,6 +20,8 @@ metrics_table! {
             "Bytes of blocks that came from another node";
         block_thread_bytes: IntCounter = "larder_peer_block_thread_bytes_total", "bytes", [],
             "Bytes of blocks from other nodes that block threads received; the thread between nodes received the others";
+        tcp_bytes: IntCounter = "larder_peer_tcp_received_bytes_total", "bytes", [],
+            "Bytes of blocks that came from other nodes over TCP; the others came over QUIC";
         sent_bytes: IntCounterVec = "larder_peer_sent_bytes_total", "bytes", [PEER],
             "Bytes of blocks sent to another node";
         in_flight_bytes: IntGaugeVec = "larder_peer_in_flight_bytes", "bytes", [PEER],

@@ -1,10 +1,12 @@
 //! Moves blocks on one thread: the thread between nodes, or a block thread.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use larder_core::exchange::{ExchangeLimits, Outgoing};
+use larder_net::tcp::{TcpEndpoint, TcpPort};
 use larder_protocol::table::Table;
 
 use super::awake::Awake;
@@ -18,8 +20,19 @@ pub struct Common {
     pub(super) metrics: ExchangeMetrics,
     pub(super) clock: Clock,
     pub(super) rooms: Rooms,
+    /// `None` if blocks move over QUIC alone.
+    pub(super) tcp: Option<Tcp>,
     outgoing: Arc<Mutex<Outgoing>>,
     members: Arc<Mutex<BTreeSet<String>>>,
+    /// Bytes that came over TCP, by node.
+    over_tcp: Arc<Mutex<BTreeMap<String, Arc<AtomicU64>>>>,
+}
+
+/// The second way of blocks, over TCP. Cloning shares.
+#[derive(Debug, Clone)]
+pub(super) struct Tcp {
+    pub(super) endpoint: TcpEndpoint,
+    pub(super) port: Arc<TcpPort>,
 }
 
 /// One thread's hands: they send blocks (`send.rs`) and receive blocks (`receive.rs`). Cloning shares.
@@ -34,7 +47,13 @@ impl Common {
     #[must_use]
     pub fn new(limits: &ExchangeLimits, metrics: ExchangeMetrics, clock: Clock, rooms: Rooms) -> Self {
         let outgoing = Arc::new(Mutex::new(Outgoing::new(limits)));
-        Self { metrics, clock, rooms, outgoing, members: Arc::default() }
+        Self { metrics, clock, rooms, tcp: None, outgoing, members: Arc::default(), over_tcp: Arc::default() }
+    }
+
+    /// The same for a node that fetches blocks over TCP too, and sends them to those who connect to `port`.
+    #[must_use]
+    pub fn with_tcp(self, endpoint: TcpEndpoint, port: TcpPort) -> Self {
+        Self { tcp: Some(Tcp { endpoint, port: Arc::new(port) }), ..self }
     }
 
     /// The clock from which all times here count.
@@ -53,9 +72,24 @@ impl Common {
         self.clock.elapsed()
     }
 
+    /// The counter of bytes that come from a node over TCP.
+    pub(super) fn came_over_tcp(&self, name: &str) -> Arc<AtomicU64> {
+        let mut over_tcp = self.over_tcp.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(over_tcp.entry(name.to_owned()).or_default())
+    }
+
+    /// Bytes that came from a node over TCP so far. While their number grows, the node's process is alive.
+    pub(super) fn bytes_over_tcp(&self, name: &str) -> u64 {
+        let over_tcp = self.over_tcp.lock().unwrap_or_else(PoisonError::into_inner);
+        over_tcp.get(name).map_or(0, |came| came.load(Ordering::Relaxed))
+    }
+
     /// From now on, metrics name the members of this table.
     pub(super) fn set_table(&self, table: &Table) {
-        let members = table.members.iter().map(|member| member.name.clone()).collect();
+        let members: BTreeSet<String> = table.members.iter().map(|member| member.name.clone()).collect();
+        let mut over_tcp = self.over_tcp.lock().unwrap_or_else(PoisonError::into_inner);
+        over_tcp.retain(|name, came| members.contains(name) || Arc::strong_count(came) > 1);
+        drop(over_tcp);
         *self.members.lock().unwrap_or_else(PoisonError::into_inner) = members;
     }
 

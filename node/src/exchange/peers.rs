@@ -14,7 +14,7 @@ use larder_net::trace::Trace;
 use larder_protocol::peer::{Chunks, PeerRequest, PeerResponse, RetryAfter, Room};
 use larder_protocol::table::{Member, NodeNumber, Table};
 use larder_protocol::version::Version;
-use quinn::SendStream;
+use tokio::io::AsyncWrite;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
@@ -24,6 +24,7 @@ use super::metrics::Watched;
 use super::mover::{Common, Mover};
 use super::place::TurnSignal;
 use super::rooms::{Rooms, read_answer};
+use super::tcp::OverTcp;
 use super::{ExchangeLimits, ExchangeMetrics, PeerUnavailable};
 use crate::watched::Watch;
 
@@ -41,6 +42,8 @@ struct Shared {
     turns: RefCell<HashMap<RequestId, Rc<TurnSignal>>>,
     mover: Mover,
     block_threads: Vec<BlockThread>,
+    /// The connections over TCP of this thread; `None` if blocks come over QUIC alone.
+    over_tcp: Option<Rc<OverTcp>>,
     /// The bytes that each thread fetches.
     threads: RefCell<larder_core::exchange::ThreadLoads>,
     links: RefCell<BTreeMap<PeerId, Rc<Link>>>,
@@ -90,13 +93,16 @@ impl Peers {
         block_threads: Vec<BlockThread>,
         watch: Watch,
     ) -> Self {
+        let mover = Mover::new(common);
+        let over_tcp = OverTcp::new(mover.clone());
         Self(Rc::new(Shared {
             endpoint,
             exchange: RefCell::new(Exchange::new(limits, RandomState::new().hash_one(()))),
             deadline: Notify::new(),
             wakes_at: Cell::new(Duration::MAX),
             turns: RefCell::default(),
-            mover: Mover::new(common),
+            mover,
+            over_tcp,
             threads: RefCell::new(larder_core::exchange::ThreadLoads::new(block_threads.len())),
             block_threads,
             links: RefCell::default(),
@@ -199,6 +205,11 @@ impl Peers {
 
     pub(super) fn block_threads(&self) -> &[BlockThread] {
         &self.0.block_threads
+    }
+
+    /// The connections over TCP of this thread.
+    pub(super) fn over_tcp(&self) -> Option<&Rc<OverTcp>> {
+        self.0.over_tcp.as_ref()
     }
 
     /// Chooses the thread that fetches `bytes` bytes.
@@ -369,9 +380,9 @@ impl Peers {
         }
     }
 
-    /// Packets that came from a node so far.
+    /// Packets and bytes that came from a node so far: the number grows as long as the node's process is alive and sends.
     pub(super) fn came(&self, link: &Link) -> u64 {
-        self.0.watched.borrow().came(&link.name)
+        self.0.watched.borrow().came(&link.name) + self.0.mover.common.bytes_over_tcp(&link.name)
     }
 
     /// Counts a late answer; returns whether the node sent any packet since `before`.
@@ -443,7 +454,10 @@ pub(super) fn rides(request: &PeerRequest) -> bool {
 }
 
 /// Sends the trace of the following request, if it is recorded.
-pub(super) async fn write_trace(send: &mut SendStream, trace: &Trace) -> Result<(), MessageError> {
+pub(super) async fn write_trace(
+    send: &mut (impl AsyncWrite + Unpin),
+    trace: &Trace,
+) -> Result<(), MessageError> {
     match trace.context() {
         Some(context) => write_message(send, &PeerRequest::Trace(context)).await,
         None => Ok(()),

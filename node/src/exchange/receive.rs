@@ -1,11 +1,13 @@
 //! Receiving: blocks of a holder come straight into their slots.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use larder_core::store::Checksums;
 use larder_core::{Arrival, FetchFailure};
 use larder_net::quic::{Connection, MessageError, write_message};
+use larder_net::tcp::TcpConnection;
 use larder_net::trace::Trace;
 use larder_protocol::Fingerprint;
 use larder_protocol::checksum::{RangeChecksum, Stores};
@@ -13,8 +15,10 @@ use larder_protocol::peer::{
     Chunks, Class, Fetch, FetchedChunk, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
 };
 use larder_protocol::table::Holder;
+use larder_protocol::version::Version;
 use quinn::RecvStream;
 use smallvec::SmallVec;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
 use super::FetchChunk;
 use super::awake::Waiting;
@@ -22,6 +26,7 @@ use super::metrics::Stage;
 use super::mover::Mover;
 use super::peers::write_trace;
 use super::rooms::read_answer;
+use super::tcp::TcpWay;
 use crate::arena::Destination;
 
 /// Chunks of an order that share a stream.
@@ -43,23 +48,43 @@ pub(super) struct From {
 }
 
 /// The first part of a holder's answer.
-pub(super) enum Asked {
-    /// Blocks follow on the stream. Has the holder's facts about them.
-    Coming(RecvStream, Vec<FetchedChunk>, Waiting),
+pub(super) enum Granted {
+    /// Blocks follow. Has the holder's facts about them.
+    Coming(Vec<FetchedChunk>),
     /// The holder is too busy for all chunks.
     Busy(RetryAfter),
 }
 
-/// A stream of blocks, and the holder's facts about them.
-struct Coming {
+/// The first part of a holder's answer, and the way on which blocks follow.
+pub(super) struct Asked<W> {
+    granted: Granted,
+    way: W,
+}
+
+/// A way on which the bytes of blocks come.
+pub(super) trait Way {
+    /// Hands the next bytes to `take`, at most `most` of them.
+    ///
+    /// # Errors
+    /// [`FetchFailure::Malformed`] if the holder announced more than it sent, [`FetchFailure::Broken`] if the way broke.
+    async fn take<T>(&mut self, most: usize, take: impl FnOnce(&[u8]) -> T) -> Result<T, FetchFailure>;
+}
+
+/// A stream of QUIC.
+pub(super) struct QuicWay {
     stream: RecvStream,
-    held: std::vec::IntoIter<FetchedChunk>,
     waiting: Waiting,
     /// Packets that have come and were not used yet. They are taken from the connection many at a time, since each time locks the
     /// connection.
     came: [Bytes; PACKETS],
     taken: usize,
     filled: usize,
+}
+
+/// The blocks of an answer, and the holder's facts about them.
+struct Coming<W> {
+    way: W,
+    held: std::vec::IntoIter<FetchedChunk>,
 }
 
 impl Batch {
@@ -106,7 +131,7 @@ impl Mover {
         from: From,
         batch: &Batch,
         trace: &Trace,
-    ) -> Result<Asked, FetchFailure> {
+    ) -> Result<Asked<QuicWay>, FetchFailure> {
         let (waiting, asked_at) = (self.awake.wait(), self.common.now());
         let asked = self.ask_untimed(connection, from, batch, (waiting, trace)).await;
         self.common.metrics.took(Stage::Answer, self.common.now() - asked_at);
@@ -116,30 +141,51 @@ impl Mover {
     async fn ask_untimed(
         &self,
         connection: &Connection,
-        From { holder, fingerprint, class }: From,
+        from: From,
         batch: &Batch,
         (waiting, trace): (Waiting, &Trace),
-    ) -> Result<Asked, FetchFailure> {
-        let broken = |_| FetchFailure::Broken;
-        let (mut send, mut receive) = connection.quic().open_bi().await.map_err(broken)?;
-        let hashes = batch.chunks().map(|(_, chunk)| chunk.hash).collect();
-        let request = PeerRequest::Fetch(Fetch {
-            chunks: Chunks { device: holder.device, fingerprint, hashes },
-            block_bytes: batch.order[batch.positions[0]].blocks.iter().map(|block| block.bytes).collect(),
-            class,
-        });
-        write_trace(&mut send, trace).await.map_err(|_| FetchFailure::Broken)?;
-        write_message(&mut send, &request).await.map_err(|_| FetchFailure::Broken)?;
+    ) -> Result<Asked<QuicWay>, FetchFailure> {
+        let (mut send, mut receive) = connection.quic().open_bi().await.map_err(|_| FetchFailure::Broken)?;
+        write_request(&mut send, from, batch, trace).await?;
         send.finish().map_err(|_| FetchFailure::Broken)?;
-        let answer = read_answer(&mut receive).await;
+        let granted = self.read_granted(&mut receive, connection.version(), from, batch).await?;
+        Ok(Asked { granted, way: QuicWay::new(receive, waiting) })
+    }
+
+    /// Requests a batch on a connection over TCP, which nobody else uses until the answer has come.
+    pub(super) async fn ask_over_tcp<'a>(
+        &'a self,
+        connection: &'a mut TcpConnection,
+        from: From,
+        batch: &Batch,
+        (trace, came): (&Trace, &'a AtomicU64),
+    ) -> Result<Asked<TcpWay<'a>>, FetchFailure> {
+        let (asked_at, version) = (self.common.now(), connection.version());
+        write_request(connection, from, batch, trace).await?;
+        connection.flush().await.map_err(|_| FetchFailure::Broken)?;
+        let granted = self.read_granted(connection, version, from, batch).await;
+        self.common.metrics.took(Stage::Answer, self.common.now() - asked_at);
+        Ok(Asked {
+            granted: granted?,
+            way: TcpWay { connection, came: (came, &self.common.metrics.tcp_bytes) },
+        })
+    }
+
+    /// Reads the first part of an answer.
+    async fn read_granted(
+        &self,
+        receive: &mut (impl AsyncRead + Unpin),
+        version: Version,
+        From { holder, .. }: From,
+        batch: &Batch,
+    ) -> Result<Granted, FetchFailure> {
+        let answer = read_answer(receive).await;
         if let Ok(Some((room, _))) = &answer {
-            self.common.rooms.heard(holder.node, *room, connection.version());
+            self.common.rooms.heard(holder.node, *room, version);
         }
         match answer.map(|answer| answer.map(|(_, answer)| answer)) {
-            Ok(Some(PeerResponse::Fetched(held))) if held.len() == batch.len() => {
-                Ok(Asked::Coming(receive, held, waiting))
-            }
-            Ok(Some(PeerResponse::Busy(busy))) => Ok(Asked::Busy(busy)),
+            Ok(Some(PeerResponse::Fetched(held))) if held.len() == batch.len() => Ok(Granted::Coming(held)),
+            Ok(Some(PeerResponse::Busy(busy))) => Ok(Granted::Busy(busy)),
             Ok(Some(response)) => {
                 if let PeerResponse::Refused(reason) = response {
                     tracing::warn!(%holder, reason, "a node refuses a fetch");
@@ -152,19 +198,24 @@ impl Mover {
     }
 
     /// Receives a holder's answer. Calls `came` for each chunk, with its position in the order, as soon as it has come or failed.
-    pub(super) async fn receive(
+    /// Returns whether the whole answer was read.
+    pub(super) async fn receive<W: Way>(
         &self,
-        asked: Result<Asked, FetchFailure>,
+        asked: Result<Asked<W>, FetchFailure>,
         from: From,
         batch: &Batch,
         mut came: impl FnMut(usize, Arrival),
-    ) {
+    ) -> bool {
         let mut coming = match asked {
-            Ok(Asked::Coming(stream, held, waiting)) => Coming::new(stream, held, waiting),
-            Ok(Asked::Busy(RetryAfter { retry_after_ms })) => {
-                return batch.chunks().for_each(|(at, _)| came(at, Arrival::Busy { retry_after_ms }));
+            Ok(Asked { granted: Granted::Coming(held), way }) => Coming { way, held: held.into_iter() },
+            Ok(Asked { granted: Granted::Busy(RetryAfter { retry_after_ms }), .. }) => {
+                batch.chunks().for_each(|(at, _)| came(at, Arrival::Busy { retry_after_ms }));
+                return true;
             }
-            Err(failure) => return batch.chunks().for_each(|(at, _)| came(at, Arrival::Failed(failure))),
+            Err(failure) => {
+                batch.chunks().for_each(|(at, _)| came(at, Arrival::Failed(failure)));
+                return false;
+            }
         };
         let answered_at = self.common.now();
         let mut chunks = batch.chunks();
@@ -176,18 +227,44 @@ impl Mover {
                         tracing::warn!(holder = %from.holder, "a node sent a wrong answer to a fetch");
                     }
                     came(at, Arrival::Failed(failure));
-                    return chunks.for_each(|(at, _)| came(at, Arrival::Failed(failure)));
+                    chunks.for_each(|(at, _)| came(at, Arrival::Failed(failure)));
+                    return false;
                 }
             }
         }
         self.common.metrics.took(Stage::Blocks, self.common.now() - answered_at);
+        true
     }
 }
 
-impl Coming {
-    fn new(stream: RecvStream, held: Vec<FetchedChunk>, waiting: Waiting) -> Self {
+impl<W> Asked<W> {
+    /// Whether blocks follow.
+    pub(super) fn is_coming(&self) -> bool {
+        matches!(self.granted, Granted::Coming(_))
+    }
+}
+
+/// Writes the request of a batch.
+async fn write_request(
+    send: &mut (impl AsyncWrite + Unpin),
+    From { holder, fingerprint, class }: From,
+    batch: &Batch,
+    trace: &Trace,
+) -> Result<(), FetchFailure> {
+    let hashes = batch.chunks().map(|(_, chunk)| chunk.hash).collect();
+    let request = PeerRequest::Fetch(Fetch {
+        chunks: Chunks { device: holder.device, fingerprint, hashes },
+        block_bytes: batch.order[batch.positions[0]].blocks.iter().map(|block| block.bytes).collect(),
+        class,
+    });
+    write_trace(send, trace).await.map_err(|_| FetchFailure::Broken)?;
+    write_message(send, &request).await.map_err(|_| FetchFailure::Broken)
+}
+
+impl QuicWay {
+    fn new(stream: RecvStream, waiting: Waiting) -> Self {
         let came = [const { Bytes::new() }; PACKETS];
-        Self { stream, held: held.into_iter(), waiting, came, taken: 0, filled: 0 }
+        Self { stream, waiting, came, taken: 0, filled: 0 }
     }
 
     /// The next bytes, at most `most`.
@@ -206,7 +283,15 @@ impl Coming {
         self.taken += 1;
         Ok(std::mem::take(front))
     }
+}
 
+impl Way for QuicWay {
+    async fn take<T>(&mut self, most: usize, take: impl FnOnce(&[u8]) -> T) -> Result<T, FetchFailure> {
+        Ok(take(&self.piece(most).await?))
+    }
+}
+
+impl<W: Way> Coming<W> {
     /// Receives the next chunk. After an error, nothing on the stream can be trusted.
     async fn receive(&mut self, chunk: &FetchChunk) -> Result<Arrival, FetchFailure> {
         let HeldChunk { reads, is_on_disk, pools, blocks } = match self.held.next() {
@@ -244,16 +329,19 @@ impl Coming {
         while at < to.bytes {
             let end_of_range = (at / to.range_bytes + 1).saturating_mul(to.range_bytes).min(to.bytes);
             let most = usize::try_from(end_of_range - at).unwrap_or(usize::MAX);
-            let piece = self.piece(most).await?;
-            if to.memory.copy_in_summed(to.offset + at, &piece, Stores::Cached, &mut range).is_err() {
+            let copy = |piece: &[u8]| {
+                let copied = to.memory.copy_in_summed(to.offset + at, piece, Stores::Cached, &mut range);
+                copied.map(|_| piece.len() as u64)
+            };
+            let Ok(copied) = self.way.take(most, copy).await? else {
                 tracing::error!(
                     offset = to.offset,
                     bytes = to.bytes,
                     "a slot does not lie within its extent"
                 );
                 return Err(FetchFailure::Full);
-            }
-            at += piece.len() as u64;
+            };
+            at += copied;
             if at == end_of_range {
                 ranges.push(std::mem::take(&mut range).finish());
             }

@@ -14,7 +14,7 @@ use larder_net::quic::{MessageError, read_message, write_message};
 use larder_protocol::peer::{PeerResponse, Room};
 use larder_protocol::table::NodeNumber;
 use larder_protocol::version::Version;
-use quinn::{RecvStream, SendStream};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 /// The rooms of nodes, known to all threads of a node. Cloning shares.
 #[derive(Debug, Clone, Default)]
@@ -100,7 +100,7 @@ impl Rooms {
     /// Writes the room that comes before an answer to another node.
     pub(super) async fn write_before(
         &self,
-        send: &mut SendStream,
+        send: &mut (impl AsyncWrite + Unpin),
         version: Version,
         now: Duration,
     ) -> Result<(), MessageError> {
@@ -115,7 +115,7 @@ impl Rooms {
 
 /// Reads a node's answer, and the room before it; `None` if the stream ended before the answer.
 pub(super) async fn read_answer(
-    receive: &mut RecvStream,
+    receive: &mut (impl AsyncRead + Unpin),
 ) -> Result<Option<(Room, PeerResponse)>, MessageError> {
     let room = match read_message(receive).await? {
         Some(PeerResponse::Room(room)) => room,

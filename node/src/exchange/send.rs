@@ -3,6 +3,7 @@
 pub(super) mod order;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix::Recipient;
 use bytes::Bytes;
@@ -29,6 +30,18 @@ struct Sending<'a> {
     bytes: u64,
 }
 
+/// Blocks that an actor leased for an answer.
+pub(super) struct GrantedBlocks<'a> {
+    /// The facts for the asker.
+    pub(super) said: PeerResponse,
+    /// The blocks. Each stays leased until its last part is dropped.
+    pub(super) blocks: Vec<Bytes>,
+    /// Their size.
+    bytes: u64,
+    granted_at: Duration,
+    sending: Sending<'a>,
+}
+
 impl Mover {
     /// Answers a fetch, and sends the blocks from their places. Each block stays leased until its last byte was acknowledged.
     pub(super) async fn send_blocks(
@@ -39,7 +52,42 @@ impl Mover {
         fetch: Fetch,
         trace: Trace,
     ) {
-        let peer = connection.peer();
+        let common = &self.common;
+        let mut granted = self.grant(actors, &connection.peer().name, fetch, &trace).await;
+        let sent = async {
+            let head = async {
+                common.rooms.write_before(&mut send, connection.version(), common.now()).await?;
+                write_message(&mut send, &granted.said).await
+            };
+            timeout(STALL_DEADLINE, head).await.ok()?.ok()?;
+            let mut turns = order.join();
+            for block in std::mem::take(&mut granted.blocks) {
+                self.write_while_read(&mut send, &mut turns, block).await?;
+            }
+            send.finish().ok()?;
+            self.awake.expects_next();
+            let sent_at = granted.are_sent();
+            self.acknowledged(connection, &mut send).await?;
+            common.metrics.took(Stage::Acknowledged, common.now() - sent_at);
+            Some(())
+        };
+        if timeout(SEND_DEADLINE, sent).await.is_ok_and(|sent| sent.is_some()) {
+            return trace.set("larder.outcome", "done");
+        }
+        trace.set("larder.outcome", "failed");
+        // The asker went away, or does not read. The reset drops the bytes that are under way, and with them the leases. An
+        // error: the stream was reset already.
+        let _ = send.reset(VarInt::from_u32(0));
+    }
+
+    /// Has an actor lease the blocks of a fetch.
+    pub(super) async fn grant<'a>(
+        &'a self,
+        actors: &[Recipient<AskBlocks>],
+        peer: &'a str,
+        fetch: Fetch,
+        trace: &Trace,
+    ) -> GrantedBlocks<'a> {
         let Fetch { chunks: Chunks { device, fingerprint, hashes }, block_bytes, class } = fetch;
         let (awake, common) = (&self.awake, &self.common);
         let asked_at = common.now();
@@ -58,7 +106,7 @@ impl Mover {
         let granted_at = common.now();
         common.metrics.took(Stage::Grant, granted_at - asked_at);
         let (mut said, mut blocks, mut held) = (Vec::with_capacity(granted.len()), Vec::new(), 0_u64);
-        let mut sending = Sending { common, peer: &peer.name, bytes: 0 };
+        let mut sending = Sending { common, peer, bytes: 0 };
         for grant in granted {
             said.push(match grant {
                 Grant::NotHeld => FetchedChunk::NotHeld,
@@ -73,35 +121,9 @@ impl Mover {
         let bytes: u64 = blocks.iter().map(|block| block.len() as u64).sum();
         trace.count("larder.bytes", bytes);
         trace.count("larder.chunks_here", held);
-        trace.set("larder.peer", &*peer.name);
+        trace.set("larder.peer", peer);
         common.rooms.sends(bytes, common.now());
-        let sent = async {
-            let head = async {
-                common.rooms.write_before(&mut send, connection.version(), common.now()).await?;
-                write_message(&mut send, &PeerResponse::Fetched(said)).await
-            };
-            timeout(STALL_DEADLINE, head).await.ok()?.ok()?;
-            let mut turns = order.join();
-            for block in blocks {
-                self.write_while_read(&mut send, &mut turns, block).await?;
-            }
-            send.finish().ok()?;
-            let sent_at = common.now();
-            awake.expects_next();
-            common.metrics.took(Stage::Send, sent_at - granted_at);
-            let peer = common.metrics_name(&peer.name);
-            common.metrics.sent_bytes.with_label_values(&[peer]).inc_by(bytes);
-            self.acknowledged(connection, &mut send).await?;
-            common.metrics.took(Stage::Acknowledged, common.now() - sent_at);
-            Some(())
-        };
-        if timeout(SEND_DEADLINE, sent).await.is_ok_and(|sent| sent.is_some()) {
-            return trace.set("larder.outcome", "done");
-        }
-        trace.set("larder.outcome", "failed");
-        // The asker went away, or does not read. The reset drops the bytes that are under way, and with them the leases. An
-        // error: the stream was reset already.
-        let _ = send.reset(VarInt::from_u32(0));
+        GrantedBlocks { said: PeerResponse::Fetched(said), blocks, bytes, granted_at, sending }
     }
 
     /// Sends bytes at the set pace, as long as the asker reads; `None` if the asker does not read, or went away.
@@ -111,24 +133,35 @@ impl Mover {
         turns: &mut SendTurns<'_>,
         mut bytes: Bytes,
     ) -> Option<()> {
-        while !bytes.is_empty() {
-            let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
+        while let Some(piece) = self.next_piece(&mut bytes).await {
             if let Some(priority) = turns.priority(piece.len()) {
                 send.set_priority(priority).ok()?;
             }
-            let pause = self.common.outgoing().pace.pause(self.common.now(), piece.len() as u64);
-            if !pause.is_zero() {
-                sleep(pause).await;
-            }
-            match timeout(STALL_DEADLINE, send.write_chunk(piece)).await {
-                Ok(written) => written.ok()?,
-                Err(_) => {
-                    self.common.metrics.stalled();
-                    return None;
-                }
-            }
+            self.unless_stalled(send.write_chunk(piece)).await?.ok()?;
         }
         Some(())
+    }
+
+    /// The next piece of some bytes, when the set pace allows it.
+    pub(super) async fn next_piece(&self, bytes: &mut Bytes) -> Option<Bytes> {
+        let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
+        if piece.is_empty() {
+            return None;
+        }
+        let pause = self.common.outgoing().pace.pause(self.common.now(), piece.len() as u64);
+        if !pause.is_zero() {
+            sleep(pause).await;
+        }
+        Some(piece)
+    }
+
+    /// Awaits the end of a write; `None` if the asker does not read.
+    pub(super) async fn unless_stalled<T>(&self, write: impl Future<Output = T>) -> Option<T> {
+        let written = timeout(STALL_DEADLINE, write).await;
+        if written.is_err() {
+            self.common.metrics.stalled();
+        }
+        written.ok()
     }
 
     /// Waits until the last byte is acknowledged, as long as the connection makes progress: pieces are sent, and acknowledged.
@@ -147,6 +180,17 @@ impl Mover {
                 return None;
             }
         }
+    }
+}
+
+impl GrantedBlocks<'_> {
+    /// Counts the blocks as sent; returns the time.
+    pub(super) fn are_sent(&self) -> Duration {
+        let Sending { common, peer, .. } = self.sending;
+        let sent_at = common.now();
+        common.metrics.took(Stage::Send, sent_at - self.granted_at);
+        common.metrics.sent_bytes.with_label_values(&[common.metrics_name(peer)]).inc_by(self.bytes);
+        sent_at
     }
 }
 

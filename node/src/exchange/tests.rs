@@ -8,6 +8,7 @@ mod follows;
 mod panics;
 mod sends;
 mod silence;
+mod tcp;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -430,6 +430,7 @@ fn cluster_limits(
         send_bytes_per_second: send_bytes_per_second.and_then(NonZeroU64::new),
         peer_connections: cluster.peer_connections as usize,
         block_threads: cluster.block_threads.map_or_else(|| place.block_threads(), usize::from),
+        blocks_over_tcp: cluster.blocks_over_tcp,
         drain: Duration::from_millis(cluster.drain_ms),
         drain_bytes_per_second: cluster.drain_bytes_per_second.0,
         directory_rows: (host.ordinary_bytes() / DIRECTORY_SHARE / ROW_BYTES).max(MIN_DIRECTORY_ROWS),

@@ -295,11 +295,12 @@ fn a_drain_or_a_restart_beyond_the_last_request_is_refused() {
 }
 
 #[test]
-fn a_replay_through_nodes_with_and_without_block_threads_gets_right_bytes_only() {
+fn a_replay_through_nodes_that_move_blocks_in_different_ways_gets_right_bytes_only() {
     let folder = tempfile::tempdir().unwrap();
-    let mut cluster = Cluster::start_with(LARDER, 1, 200, "block_threads = 2\n").unwrap();
+    let mut cluster =
+        Cluster::start_with(LARDER, 1, 200, "block_threads = 2\nblocks_over_tcp = true\n").unwrap();
     cluster.add_node(200, "block_threads = 1\n").unwrap();
-    cluster.add_node(200, "block_threads = 0\n").unwrap();
+    cluster.add_node(200, "block_threads = 0\nblocks_over_tcp = true\n").unwrap();
     cluster.wait_for_members(3);
     let trace = generated(folder.path(), 300);
     // Prompts of many megabytes, so that a fetch has several batches.
@@ -311,4 +312,6 @@ fn a_replay_through_nodes_with_and_without_block_threads_gets_right_bytes_only()
     let [two, one, none] =
         [0, 1, 2].map(|node| cluster.node(node).metric("larder_peer_block_thread_bytes_total"));
     assert!(two > 0.0 && one > 0.0 && none == 0.0, "{two}, {one}, {none}");
+    let over_tcp = [0, 1, 2].map(|node| cluster.node(node).metric("larder_peer_tcp_received_bytes_total"));
+    assert!(over_tcp[0] > 0.0 && over_tcp[1] == 0.0 && over_tcp[2] > 0.0, "{over_tcp:?}");
 }

@@ -41,6 +41,15 @@ pub struct PeerBench {
     pids: Vec<u32>,
 }
 
+/// The ways in which the nodes of a bench differ.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NodeKind {
+    /// Block threads of each node; `None`: as many as suit the machine.
+    pub block_threads: Option<u8>,
+    /// Whether blocks move over TCP.
+    pub blocks_over_tcp: bool,
+}
+
 /// An engine at a node.
 pub(super) struct End {
     pub(super) session: Session,
@@ -53,23 +62,24 @@ impl PeerBench {
     /// # Errors
     /// The cluster does not start, or refuses a session.
     pub fn start(transfer: Transfer, blocks_per_get: usize) -> anyhow::Result<Self> {
-        Self::with_threads(transfer, blocks_per_get, None)
+        Self::with(transfer, blocks_per_get, NodeKind::default())
     }
 
-    /// As [`Self::start`], with this number of block threads at each node.
+    /// As [`Self::start`], with nodes of this kind.
     ///
     /// # Errors
     /// Those of [`Self::start`].
-    pub fn with_threads(
+    pub fn with(
         transfer: Transfer,
         blocks_per_get: usize,
-        block_threads: Option<u8>,
+        NodeKind { block_threads, blocks_over_tcp }: NodeKind,
     ) -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let options = DevOptions {
             arena_bytes: Some(ARENA_BYTES),
             extent_bytes: Some(EXTENT_BYTES),
             block_threads,
+            blocks_over_tcp,
             ..DevOptions::new()?
         };
         let (cluster, [writer, reader]) = runtime.block_on(End::pair(options, transfer))?;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use larder_net::quic::TransportSettings;
 
 use super::measure::{Pass, timed};
-use super::peer::PeerBench;
+use super::peer::{NodeKind, PeerBench};
 use super::placement::CpuPair;
 use super::quic::BareQuinn;
 use super::tcp::RawTcp;
@@ -152,34 +152,31 @@ pub fn peer_get_beside_both(
     ])
 }
 
-/// Gets through two nodes with some block threads each beside the same gets through two nodes without, in turns: throughput, then
-/// CPU time. With a `placement` each node has one CPU, so that more threads bring no more CPU time. Without one the nodes run on
-/// all CPUs.
+/// Gets through two nodes of one kind beside the same gets through two nodes of another kind, which `beside` describes, in turns:
+/// throughput, then CPU time. With a `placement` each node has one CPU, so that more threads bring no more CPU time. Without one
+/// the nodes run on all CPUs.
 ///
 /// # Errors
 /// A cluster does not start.
-pub fn block_threads_beside_none(
-    name: &str,
-    transfer: Transfer,
+pub fn kind_beside_another(
+    (name, beside): (&str, &str),
+    (transfer, blocks_per_get): (Transfer, usize),
     rounds: usize,
-    block_threads: u8,
+    [kind, other]: [NodeKind; 2],
     placement: Option<&CpuPair>,
 ) -> anyhow::Result<[Measurement; 2]> {
-    let [mut with, mut without] = [
-        PeerBench::with_threads(transfer, 1, Some(block_threads))?,
-        PeerBench::with_threads(transfer, 1, Some(0))?,
-    ];
+    let mut one = PeerBench::with(transfer, blocks_per_get, kind)?;
+    let mut other = PeerBench::with(transfer, blocks_per_get, other)?;
     if let Some(placement) = placement {
-        with.put_apart(placement)?;
-        without.put_apart(placement)?;
+        one.put_apart(placement)?;
+        other.put_apart(placement)?;
         placement.be_engine()?;
     }
-    let passes: [Pass<'_>; 2] = [&mut || with.pass(), &mut || without.pass()];
+    let passes: [Pass<'_>; 2] = [&mut || one.pass(), &mut || other.pass()];
     let [subject, yardstick] = measure::medians(rounds, passes)?;
-    let cpu = [with.cpu_s_per_gigabyte(), without.cpu_s_per_gigabyte()];
-    with.stop()?;
-    without.stop()?;
-    let beside = "no block thread";
+    let cpu = [one.cpu_s_per_gigabyte(), other.cpu_s_per_gigabyte()];
+    one.stop()?;
+    other.stop()?;
     Ok([
         Measurement::throughput(name, beside, transfer.bytes() as u64, subject, yardstick),
         Measurement::cpu(&format!("{name}_cpu"), beside, cpu),

@@ -12,13 +12,14 @@ use larder_net::quic::TransportSettings;
 
 use crate::bench::elsewhere::lookup_beside_a_ping;
 use crate::bench::measure::{medians, timed};
+use crate::bench::peer::NodeKind;
 use crate::bench::placement::CpuPair;
 use crate::bench::prefetch::prefetch_beside_its_slowest_tier;
 use crate::bench::scale::scale;
 use crate::bench::session::SessionBench;
 use crate::bench::side_by_side::{COLUMNS, gets, peer_get};
 use crate::bench::store::StoreBench;
-use crate::bench::transfer::{Transfer, block_threads_beside_none, peer_get_beside_both, quinn_beside_tcp};
+use crate::bench::transfer::{Transfer, kind_beside_another, peer_get_beside_both, quinn_beside_tcp};
 use crate::bench::yardsticks::Memcpy;
 use crate::bench::{Measurement, load, table, timeline};
 use crate::dev::{DevCluster, DevOptions, TENANT};
@@ -64,6 +65,7 @@ Benches, each with its yardstick:
   peer_get_4MiB_2_block_threads   gets of one block, four at a time, by nodes with two block threads  / by nodes without
   peer_get_4MiB_N_block_threads_all_cpus   the same with 1, 2, 4, 8 block threads, four blocks at a time for each, on all CPUs;
                       only if there are more than two CPUs, and two for each thread   / the same
+  peer_get_256KiB_over_tcp, _4MiB_over_tcp   leases of prompts of 4 MiB from another node, four at a time, over TCP  / over QUIC
   prefetch_spread     a prompt of 48 blocks of 4 MiB, a third each in memory, on disk and at a peer  / the slower of disk and peer alone
   ..._10Gbit          the same, with a peer that sends 1.2 GB/s        / the same
   replay_content      making the bytes of a replay's 4 MiB block       / one memcpy")]
@@ -301,17 +303,30 @@ fn peer_benches(
     if wanted(BLOCK_THREADS_BENCH) {
         let (transfer, rounds) = (Transfer::of(4 << 20), rounds / 4);
         placement.be_anywhere()?;
-        let rows = block_threads_beside_none(BLOCK_THREADS_BENCH, transfer, rounds, 2, Some(&placement))?;
+        let names = (BLOCK_THREADS_BENCH, NO_BLOCK_THREAD);
+        let kinds = with_and_without_block_threads(2);
+        measurements.extend(kind_beside_another(names, (transfer, 1), rounds, kinds, Some(&placement))?);
+    }
+    for (name, block_bytes) in OVER_TCP_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
+        let gets = (Transfer::of(block_bytes), (4 << 20) / block_bytes);
+        let kinds = [true, false].map(|blocks_over_tcp| NodeKind { blocks_over_tcp, ..NodeKind::default() });
+        placement.be_anywhere()?;
+        let rows = kind_beside_another((name, "over QUIC"), gets, rounds / 4, kinds, Some(&placement))?;
         measurements.extend(rows);
     }
     placement.be_anywhere()?;
     for (name, threads) in ALL_CPUS_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
         if placement.cpus() >= 2 * usize::from(threads) && placement.cpus() > 2 {
             let transfer = Transfer { block_bytes: 4 << 20, in_flight: 4 * usize::from(threads) };
-            measurements.extend(block_threads_beside_none(name, transfer, rounds / 4, threads, None)?);
+            let (names, kinds) = ((name, NO_BLOCK_THREAD), with_and_without_block_threads(threads));
+            measurements.extend(kind_beside_another(names, (transfer, 1), rounds / 4, kinds, None)?);
         }
     }
     Ok(())
+}
+
+fn with_and_without_block_threads(threads: u8) -> [NodeKind; 2] {
+    [threads, 0].map(|threads| NodeKind { block_threads: Some(threads), ..NodeKind::default() })
 }
 
 /// Measures how fast a replay makes the bytes of its chunks. This work must not dominate a replay's measurements.
@@ -402,6 +417,11 @@ const PEER_GET_BENCHES: [(&str, usize); 3] =
     [("peer_get_256KiB", 256 << 10), ("peer_get_4MiB", 4 << 20), ("peer_get_32MiB", 32 << 20)];
 
 const BLOCK_THREADS_BENCH: &str = "peer_get_4MiB_2_block_threads";
+
+const NO_BLOCK_THREAD: &str = "no block thread";
+
+const OVER_TCP_BENCHES: [(&str, usize); 2] =
+    [("peer_get_256KiB_over_tcp", 256 << 10), ("peer_get_4MiB_over_tcp", 4 << 20)];
 
 /// Benches by name, with the block threads of each node.
 const ALL_CPUS_BENCHES: [(&str, u8); 4] = [

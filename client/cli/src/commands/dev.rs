@@ -67,6 +67,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=8))]
     block_threads: Option<u8>,
 
+    /// Move blocks between nodes over TCP, encrypted by TLS: better than QUIC on networks with packets of 1,500 bytes
+    #[arg(long)]
+    blocks_over_tcp: bool,
+
     /// Folder with tokenizers of models, MODEL/tokenizer.json: with them the console takes the text of a prompt
     #[arg(long, value_name = "DIR")]
     tokenizers: Option<PathBuf>,
@@ -178,6 +182,7 @@ impl Args {
             share: !self.no_share,
             send_bytes_per_second: self.send_bytes_per_second,
             block_threads: self.block_threads,
+            blocks_over_tcp: self.blocks_over_tcp,
             tokenizers: self
                 .tokenizers
                 .map(std::path::absolute)

@@ -205,6 +205,7 @@ pub(super) fn node_config(
             staging_bytes: size.staging_bytes.map_or(cluster.staging_bytes, ByteSize),
             send_bytes_per_second: options.send_bytes_per_second.map(ByteSize),
             block_threads: options.block_threads,
+            blocks_over_tcp: options.blocks_over_tcp,
             ..cluster
         }),
         ..larder_node::Config::default()

@@ -43,6 +43,8 @@ pub struct DevOptions {
     pub send_bytes_per_second: Option<u64>,
     /// Threads of each node that move blocks, beside the thread between nodes; `None`: the node's own choice.
     pub block_threads: Option<u8>,
+    /// Whether blocks move between nodes over TCP.
+    pub blocks_over_tcp: bool,
     /// Factor by which the ages of chunks grow faster than time.
     pub age_speed: NonZeroU32,
     /// The folder with tokenizers of models, for the console.
@@ -78,6 +80,7 @@ impl DevOptions {
             placement: PlacementRule::default(),
             send_bytes_per_second: None,
             block_threads: None,
+            blocks_over_tcp: false,
             age_speed: NonZeroU32::MIN,
             tokenizers: None,
             tracing: TracingConfig::default(),

@@ -90,10 +90,11 @@ fn path(subject: &Subject, Target { name, address, path_mtu }: &Target) -> Findi
         );
         return warning(MTU, to, advice);
     }
-    if carried < wanted {
+    let is_over_tcp = subject.config.cluster.as_ref().is_some_and(|cluster| cluster.blocks_over_tcp);
+    if carried < wanted && !is_over_tcp {
         let datagram = carried - headers;
         let advice = format!(
-            "jumbo frames (MTU 9000) on the whole way more than double the rate of datagrams of {datagram}"
+            "jumbo frames (MTU 9000) on the whole way more than double the rate of datagrams of {datagram}; without them, set cluster.blocks_over_tcp = true"
         );
         return note(MTU, to, advice);
     }

@@ -44,6 +44,9 @@ pub struct Credentials {
     /// The same for connections that carry only fetches.
     client_for_blocks: Arc<QuicClientConfig>,
     server_for_blocks: Arc<QuicServerConfig>,
+    /// The same for connections over TCP, which carry only fetches too.
+    client_over_tcp: Arc<ClientConfig>,
+    server_over_tcp: Arc<ServerConfig>,
 }
 
 /// One of the three parts of credentials.
@@ -145,10 +148,20 @@ impl Credentials {
         client.alpn_protocols = Version::names_for_blocks(spoken.clone());
         server.alpn_protocols = Version::names_for_blocks(spoken.clone());
         let (client_for_blocks, server_for_blocks) = quic(&client, &server)?;
+        let (client_over_tcp, server_over_tcp) = (Arc::new(client.clone()), Arc::new(server.clone()));
         client.alpn_protocols = Version::names(spoken.clone());
         server.alpn_protocols = [Version::names(spoken.clone()), Version::other_names(spoken)].concat();
         let (client, server) = quic(&client, &server)?;
-        Ok(Self { identity, pem, client, server, client_for_blocks, server_for_blocks })
+        Ok(Self {
+            identity,
+            pem,
+            client,
+            server,
+            client_for_blocks,
+            server_for_blocks,
+            client_over_tcp,
+            server_over_tcp,
+        })
     }
 
     /// The same credentials for connections that carry only fetches. They connect only to endpoints with such credentials, and no
@@ -176,6 +189,14 @@ impl Credentials {
 
     pub(super) fn server(&self) -> Arc<QuicServerConfig> {
         Arc::clone(&self.server)
+    }
+
+    pub(crate) fn client_over_tcp(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.client_over_tcp)
+    }
+
+    pub(crate) fn server_over_tcp(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.server_over_tcp)
     }
 }
 

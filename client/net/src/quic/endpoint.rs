@@ -52,8 +52,10 @@ pub struct Incoming {
 
 /// Why an address cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot use the UDP address {listen}: does another process use it?")]
+#[error("cannot use the {protocol} address {listen}: does another process use it?")]
 pub struct BindError {
+    /// `UDP` or `TCP`.
+    pub protocol: &'static str,
     /// The address.
     pub listen: SocketAddr,
     /// The system's error.
@@ -72,6 +74,11 @@ pub enum ConnectError {
         "no connection: the other side must be reachable by UDP, and each side must have a valid certificate of an authority that the other side trusts"
     )]
     Handshake(#[from] ConnectionError),
+    /// Nobody listens, or the other side's certificate is not trusted.
+    #[error(
+        "no connection: the other side must be reachable by TCP, and must have a valid certificate of an authority that this side trusts"
+    )]
+    Tcp(#[source] std::io::Error),
     /// The two speak no version of the protocol in common.
     #[error(transparent)]
     Version(#[from] NoVersion),
@@ -155,7 +162,7 @@ impl Endpoint {
         settings: &TransportSettings,
     ) -> Result<Self, BindError> {
         let PortShare { socket, listen, number } = share;
-        let failed = |source| BindError { listen, source };
+        let failed = |source| BindError { protocol: "UDP", listen, source };
         let socket = BatchedSocket::new(socket, settings).map_err(failed)?;
         let (transport, stranger_transport) = (settings.transport(), settings.transport_of_strangers());
         let mut config = EndpointConfig::default();
@@ -248,11 +255,15 @@ impl Endpoint {
         })?;
         let version = agreed(&quic)?;
         let peer = identified(&quic)?;
-        if peer.role == role && name.is_none_or(|name| peer.name == name) {
-            return Ok(Connection { quic, peer: Arc::new(peer), version, window_bytes: self.window_bytes });
+        match expect(peer, role, name) {
+            Ok(peer) => {
+                Ok(Connection { quic, peer: Arc::new(peer), version, window_bytes: self.window_bytes })
+            }
+            Err(error) => {
+                quic.close(CLOSED_FOR_IDENTITY, b"somebody else was expected here");
+                Err(error)
+            }
         }
-        quic.close(CLOSED_FOR_IDENTITY, b"somebody else was expected here");
-        Err(ConnectError::SomebodyElse { found: peer, role, name: name.map(str::to_owned) })
     }
 
     /// The next connection that comes in; `None` once the endpoint is closed.
@@ -394,8 +405,16 @@ impl Connection {
     }
 }
 
+/// Checks that the other side has this role and, if one is given, this name.
+pub(crate) fn expect(peer: Identity, role: Role, name: Option<&str>) -> Result<Identity, ConnectError> {
+    if peer.role == role && name.is_none_or(|name| peer.name == name) {
+        return Ok(peer);
+    }
+    Err(ConnectError::SomebodyElse { found: peer, role, name: name.map(str::to_owned) })
+}
+
 /// The identity in a certificate chain.
-pub(super) fn identity_of(chain: &[CertificateDer<'_>]) -> Result<Identity, IdentityError> {
+pub(crate) fn identity_of(chain: &[CertificateDer<'_>]) -> Result<Identity, IdentityError> {
     let own = chain.first().ok_or(IdentityError::Unreadable)?;
     let own = EndEntityCert::try_from(own).map_err(|_| IdentityError::Unreadable)?;
     let uris: Vec<&str> = own.valid_uri_names().filter(|uri| uri.starts_with("larder://")).collect();

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::peer::Message;
-use quinn::{RecvStream, VarInt};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use quinn::VarInt;
+use tokio::io::AsyncRead;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, timeout};
 
 use super::endpoint::{Connection, Incoming};
@@ -62,18 +63,33 @@ struct Seldom {
 #[derive(Debug)]
 struct Connected {
     /// The oldest first.
-    connections: BTreeMap<u64, quinn::Connection>,
+    connections: BTreeMap<u64, Counted>,
     waiting_bytes: Arc<Semaphore>,
+}
+
+/// A connection that counts, and a way to close it.
+#[derive(Debug)]
+pub(crate) enum Counted {
+    Quic(quinn::Connection),
+    /// Whether the connection over TCP is closed.
+    Tcp(watch::Sender<bool>),
 }
 
 /// An admitted connection. It counts until it is dropped.
 #[derive(Debug)]
 pub struct Guest {
     connection: Connection,
+    place: Place,
+}
+
+/// The place of an admitted connection, which is taken until this value is dropped.
+#[derive(Debug)]
+pub struct Place {
+    guests: Guests,
+    identity: Identity,
+    number: u64,
     limits: GuestLimits,
     waiting_bytes: Arc<Semaphore>,
-    guests: Guests,
-    number: u64,
 }
 
 /// A message, which counts until it is answered.
@@ -96,9 +112,25 @@ pub struct TurnedAway {
 }
 
 /// A place for a handshake.
-struct Handshake {
+pub(crate) struct Handshake {
     guests: Guests,
     source: IpAddr,
+}
+
+impl Counted {
+    fn is_open(&self) -> bool {
+        match self {
+            Self::Quic(quic) => quic.close_reason().is_none(),
+            Self::Tcp(closed) => !*closed.borrow(),
+        }
+    }
+
+    fn close(&self, reason: &str) {
+        match self {
+            Self::Quic(quic) => quic.close(CLOSED_FOR_NUMBER, reason.as_bytes()),
+            Self::Tcp(closed) => _ = closed.send_replace(true),
+        }
+    }
 }
 
 impl Seldom {
@@ -133,7 +165,7 @@ impl Guests {
         self.let_in(incoming).await.inspect_err(|turned_away| self.log(remote, turned_away))
     }
 
-    fn log(&self, remote: SocketAddr, turned_away: &TurnedAway) {
+    pub(crate) fn log(&self, remote: SocketAddr, turned_away: &TurnedAway) {
         let Some(more) = crate::lock(&self.0.known).turned_away.says(Instant::now()) else { return };
         let source = turned_away.source.as_deref().map(tracing::field::display);
         if turned_away.reason == "version" {
@@ -161,12 +193,12 @@ impl Guests {
         };
         drop(handshake);
         let guest = self.welcome(connection)?;
-        guest.connection.admit(guest.limits.streams, is_member(guest.connection.peer().role));
+        guest.connection.admit(guest.place.limits.streams, is_member(guest.connection.peer().role));
         Ok(Some(guest))
     }
 
     /// Takes a place for a handshake with this address; also says whether many handshakes are under way.
-    fn begin_handshake(&self, source: IpAddr) -> Result<(Handshake, bool), TurnedAway> {
+    pub(crate) fn begin_handshake(&self, source: IpAddr) -> Result<(Handshake, bool), TurnedAway> {
         let mut known = crate::lock(&self.0.known);
         let of_source = known.handshakes_by_source.get(&source).copied().unwrap_or(0);
         if known.handshakes >= MAX_HANDSHAKES || of_source >= MAX_HANDSHAKES_OF_A_SOURCE {
@@ -182,13 +214,20 @@ impl Guests {
     /// # Errors
     /// [`TurnedAway`]: the connection is closed.
     pub fn welcome(&self, connection: Connection) -> Result<Guest, TurnedAway> {
-        let identity = connection.peer().clone();
+        let place = self.place(connection.peer(), Counted::Quic(connection.quic().clone()))?;
+        Ok(Guest { connection, place })
+    }
+
+    /// Counts a connection whose other side has proved this identity.
+    ///
+    /// # Errors
+    /// [`TurnedAway`]: the connection is closed.
+    pub(crate) fn place(&self, identity: &Identity, connection: Counted) -> Result<Place, TurnedAway> {
         let limits = (self.0.limits)(identity.role);
         let is_member = is_member(identity.role);
-        let quic = connection.quic().clone();
-        let turn_away = || {
-            quic.close(CLOSED_FOR_NUMBER, b"too many connections");
-            TurnedAway { reason: "connections", source: None }
+        let turn_away = |connection: Counted| {
+            connection.close("too many connections");
+            Err(TurnedAway { reason: "connections", source: None })
         };
         let mut known = crate::lock(&self.0.known);
         let (now, most) = match is_member {
@@ -196,29 +235,29 @@ impl Guests {
             false => (known.others, MAX_OTHER_CONNECTIONS),
         };
         if now >= most {
-            return Err(turn_away());
+            return turn_away(connection);
         }
         known.last += 1;
         let number = known.last;
-        let connected = known.by_identity.entry(identity).or_insert_with(|| Connected {
+        let connected = known.by_identity.entry(identity.clone()).or_insert_with(|| Connected {
             connections: BTreeMap::new(),
             waiting_bytes: Arc::new(Semaphore::new(limits.waiting_bytes)),
         });
         if connected.connections.len() >= limits.connections {
-            let mut open = connected.connections.values().filter(|quic| quic.close_reason().is_none());
-            match open.next() {
+            let oldest = connected.connections.values().find(|connection| connection.is_open());
+            match oldest {
                 // The closed connection counts until its server has seen the close.
                 Some(oldest) if is_member && connected.connections.len() < 2 * limits.connections => {
-                    oldest.close(CLOSED_FOR_NUMBER, b"a newer connection took its place");
+                    oldest.close("a newer connection took its place");
                 }
-                _ => return Err(turn_away()),
+                _ => return turn_away(connection),
             }
         }
         let waiting_bytes = Arc::clone(&connected.waiting_bytes);
-        connected.connections.insert(number, quic);
+        connected.connections.insert(number, connection);
         *(if is_member { &mut known.members } else { &mut known.others }) += 1;
         drop(known);
-        Ok(Guest { connection, limits, waiting_bytes, guests: self.clone(), number })
+        Ok(Place { guests: self.clone(), identity: identity.clone(), number, limits, waiting_bytes })
     }
 }
 
@@ -229,6 +268,14 @@ impl Guest {
         &self.connection
     }
 
+    /// The guest's place, which reads the guest's messages.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+}
+
+impl Place {
     /// Reads a message; `None` if the stream ended before one began. If too many bytes of its sender are in flight, it waits
     /// until there are fewer.
     ///
@@ -237,7 +284,10 @@ impl Guest {
     ///
     /// # Cancel safety
     /// Dropped, it may have taken half a message off the stream: stop it.
-    pub async fn read<M: Message>(&self, stream: &mut RecvStream) -> Result<Option<Asked<M>>, MessageError> {
+    pub async fn read<M: Message>(
+        &self,
+        stream: &mut (impl AsyncRead + Unpin),
+    ) -> Result<Option<Asked<M>>, MessageError> {
         let Some(bytes) = read_header(stream, self.limits.message_bytes).await? else { return Ok(None) };
         let permits = bytes.min(self.limits.waiting_bytes) as u32;
         // Never an error, since nobody closes the semaphore.
@@ -248,15 +298,14 @@ impl Guest {
     }
 }
 
-impl Drop for Guest {
+impl Drop for Place {
     fn drop(&mut self) {
-        let identity = self.connection.peer();
         let mut known = crate::lock(&self.guests.0.known);
-        *(if is_member(identity.role) { &mut known.members } else { &mut known.others }) -= 1;
-        if let Some(connected) = known.by_identity.get_mut(identity) {
+        *(if is_member(self.identity.role) { &mut known.members } else { &mut known.others }) -= 1;
+        if let Some(connected) = known.by_identity.get_mut(&self.identity) {
             connected.connections.remove(&self.number);
             if connected.connections.is_empty() {
-                known.by_identity.remove(identity);
+                known.by_identity.remove(&self.identity);
             }
         }
     }
@@ -296,7 +345,7 @@ const MAX_HANDSHAKES_OF_A_SOURCE: usize = MAX_HANDSHAKES / 2;
 const MANY_HANDSHAKES: usize = 128;
 
 /// How long a handshake may take.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+pub(crate) const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
 const CLOSED_FOR_NUMBER: VarInt = VarInt::from_u32(2);
 

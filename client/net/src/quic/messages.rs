@@ -3,8 +3,8 @@
 use larder_protocol::frame::MalformedMessage;
 use larder_protocol::limits::MAX_PEER_MESSAGE_BYTES;
 use larder_protocol::peer::Message;
-use quinn::{ReadExactError, RecvStream, SendStream, WriteError};
 use rkyv::util::AlignedVec;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 /// Why a message was not read or written.
 #[derive(Debug, thiserror::Error)]
@@ -12,10 +12,10 @@ use rkyv::util::AlignedVec;
 pub enum MessageError {
     /// The stream or the connection broke.
     #[error("cannot write to the stream")]
-    Write(#[from] WriteError),
+    Write(#[source] std::io::Error),
     /// The stream or the connection broke.
     #[error("cannot read from the stream")]
-    Read(#[from] quinn::ReadError),
+    Read(#[source] std::io::Error),
     /// The stream ended within a message.
     #[error("the stream ended within a message")]
     Cut,
@@ -42,7 +42,10 @@ pub enum MessageError {
 ///
 /// # Cancel safety
 /// Dropped, it may leave half a message on the stream: reset it.
-pub async fn write_message<M: Message>(stream: &mut SendStream, message: &M) -> Result<(), MessageError> {
+pub async fn write_message<M: Message>(
+    stream: &mut (impl AsyncWrite + Unpin),
+    message: &M,
+) -> Result<(), MessageError> {
     write_encoded(stream, &message.encode()).await
 }
 
@@ -53,12 +56,14 @@ pub async fn write_message<M: Message>(stream: &mut SendStream, message: &M) -> 
 ///
 /// # Cancel safety
 /// Dropped, it may have written half a message: reset the stream.
-pub async fn write_encoded(stream: &mut SendStream, message: &[u8]) -> Result<(), MessageError> {
+pub async fn write_encoded(
+    stream: &mut (impl AsyncWrite + Unpin),
+    message: &[u8],
+) -> Result<(), MessageError> {
     let mut header = [0; HEADER_BYTES];
     header[..4].copy_from_slice(&(message.len() as u32).to_le_bytes());
-    stream.write_all(&header).await?;
-    stream.write_all(message).await?;
-    Ok(())
+    stream.write_all(&header).await.map_err(MessageError::Write)?;
+    stream.write_all(message).await.map_err(MessageError::Write)
 }
 
 /// Reads a message; `None` if the stream ended before one began. Memory is taken as bytes arrive, not as they are
@@ -69,7 +74,9 @@ pub async fn write_encoded(stream: &mut SendStream, message: &[u8]) -> Result<()
 ///
 /// # Cancel safety
 /// Dropped, it may have taken half a message off the stream: stop it.
-pub async fn read_message<M: Message>(stream: &mut RecvStream) -> Result<Option<M>, MessageError> {
+pub async fn read_message<M: Message>(
+    stream: &mut (impl AsyncRead + Unpin),
+) -> Result<Option<M>, MessageError> {
     match read_header(stream, MAX_PEER_MESSAGE_BYTES).await? {
         Some(bytes) => read_body(stream, bytes).await.map(Some),
         None => Ok(None),
@@ -77,12 +84,17 @@ pub async fn read_message<M: Message>(stream: &mut RecvStream) -> Result<Option<
 }
 
 /// Reads how many bytes the next message has; `None` if the stream ended before one began.
-pub(super) async fn read_header(stream: &mut RecvStream, most: usize) -> Result<Option<usize>, MessageError> {
-    let mut header = [0; HEADER_BYTES];
-    match stream.read_exact(&mut header).await {
-        Ok(()) => {}
-        Err(ReadExactError::FinishedEarly(0)) => return Ok(None),
-        Err(error) => return Err(cut(error)),
+pub(super) async fn read_header(
+    stream: &mut (impl AsyncRead + Unpin),
+    most: usize,
+) -> Result<Option<usize>, MessageError> {
+    let (mut header, mut filled) = ([0; HEADER_BYTES], 0);
+    while filled < HEADER_BYTES {
+        match stream.read(&mut header[filled..]).await.map_err(MessageError::Read)? {
+            0 if filled == 0 => return Ok(None),
+            0 => return Err(MessageError::Cut),
+            more => filled += more,
+        }
     }
     let [a, b, c, d, zeros @ ..] = header;
     let bytes = u32::from_le_bytes([a, b, c, d]) as usize;
@@ -94,27 +106,27 @@ pub(super) async fn read_header(stream: &mut RecvStream, most: usize) -> Result<
 }
 
 /// Reads a message of `bytes` bytes.
-pub(super) async fn read_body<M: Message>(stream: &mut RecvStream, bytes: usize) -> Result<M, MessageError> {
-    let mut message = AlignedVec::<16>::new();
-    while message.len() < bytes {
-        let Some(piece) = stream.read_chunk(bytes - message.len(), true).await? else {
-            return Err(MessageError::Cut);
-        };
-        // Grows to twice its size, but never beyond what was announced.
-        if message.capacity() < message.len() + piece.bytes.len() {
-            let wanted = (2 * message.len()).max(message.len() + piece.bytes.len()).min(bytes);
-            message.reserve_exact(wanted - message.len());
+pub(super) async fn read_body<M: Message>(
+    stream: &mut (impl AsyncRead + Unpin),
+    bytes: usize,
+) -> Result<M, MessageError> {
+    let (mut message, mut filled) = (AlignedVec::<16>::new(), 0);
+    while filled < bytes {
+        if filled == message.len() {
+            // Grows to twice its size, but never beyond what was announced.
+            let wanted = (2 * filled).max(FIRST_BYTES).min(bytes);
+            message.reserve_exact(wanted - filled);
+            message.resize(wanted, 0);
         }
-        message.extend_from_slice(&piece.bytes);
+        match stream.read(&mut message[filled..]).await.map_err(MessageError::Read)? {
+            0 => return Err(MessageError::Cut),
+            more => filled += more,
+        }
     }
     Ok(M::decode(&message)?)
 }
 
-fn cut(error: ReadExactError) -> MessageError {
-    match error {
-        ReadExactError::FinishedEarly(_) => MessageError::Cut,
-        ReadExactError::ReadError(error) => error.into(),
-    }
-}
+/// Memory that a message takes before its first byte has come.
+const FIRST_BYTES: usize = 4 << 10;
 
 const HEADER_BYTES: usize = 8;

@@ -39,7 +39,7 @@ impl PortShare {
     /// # Errors
     /// [`BindError`] if the address is in use, or is not this machine's.
     pub fn whole(listen: SocketAddr, settings: &TransportSettings) -> Result<Self, BindError> {
-        let failed = |source| BindError { listen, source };
+        let failed = |source| BindError { protocol: "UDP", listen, source };
         let socket = socket(listen, settings).map_err(failed)?;
         socket.bind(&listen.into()).map_err(failed)?;
         Ok(Self { socket, listen, number: None })

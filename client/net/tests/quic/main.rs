@@ -1,10 +1,11 @@
-//! QUIC over loopback: who gets a connection and who does not, and what a connection carries.
+//! QUIC and TLS over TCP, on loopback: who gets a connection and who does not, and what a connection carries.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod guests;
 mod refusals;
 mod renewal;
 mod shares;
+mod tcp;
 mod transport;
 mod versions;
 

@@ -8,15 +8,15 @@ use crate::exchange::fetch::Report;
 use crate::host::CpuSet;
 
 /// A node before the test starts it: its endpoint, and its block threads.
-struct Node {
-    endpoint: Endpoint,
-    others: Vec<PortShare>,
-    credentials: Credentials,
+pub(super) struct Node {
+    pub(super) endpoint: Endpoint,
+    pub(super) others: Vec<PortShare>,
+    pub(super) credentials: Credentials,
 }
 
 impl Node {
     /// Nodes of these names, with these numbers of block threads.
-    fn all<const COUNT: usize>(nodes: [(&str, usize); COUNT]) -> [Self; COUNT] {
+    pub(super) fn all<const COUNT: usize>(nodes: [(&str, usize); COUNT]) -> [Self; COUNT] {
         let settings = TransportSettings::default();
         let credentials = credentials(nodes.map(|(name, _)| (name, Version::LATEST)));
         let mut threads = nodes.into_iter();
@@ -28,7 +28,11 @@ impl Node {
         })
     }
 
-    async fn threads(others: Vec<PortShare>, credentials: &Credentials, common: &Common) -> TakenThreads {
+    pub(super) async fn threads(
+        others: Vec<PortShare>,
+        credentials: &Credentials,
+        common: &Common,
+    ) -> TakenThreads {
         let (settings, cpus) = (TransportSettings::default(), CpuSet::from_iter([0]));
         let with = (credentials, &settings);
         let threads = BlockThreads::start(others, any_port(), with, &cpus, common, &Watch::in_test()).await;
@@ -41,7 +45,7 @@ impl Node {
 }
 
 /// Limits with batches of 1 MiB, for which a block thread is worth its hop.
-fn large_batches() -> ExchangeLimits {
+pub(super) fn large_batches() -> ExchangeLimits {
     ExchangeLimits { batch_bytes: 16 * BLOCK_BYTES, ..ExchangeLimits::default() }
 }
 
@@ -52,8 +56,9 @@ fn between_threads([asks, holds]: [usize; 2], test: impl AsyncFnOnce(Asker, Serv
         let mut table = Table::clone(&table(1, &BTreeMap::from([(1, 10), (2, 20)])));
         table.members[1].peer = holder.endpoint.local_address();
         let limits = large_batches();
-        let serving = Serving::with_threads(holder.endpoint, limits.clone(), async |common| {
-            Node::threads(holder.others, &holder.credentials, common).await
+        let serving = Serving::with(holder.endpoint, limits.clone(), async |common| {
+            let threads = Node::threads(holder.others, &holder.credentials, &common).await;
+            (common, threads)
         });
         let serving = serving.await;
         let common = common(&limits);
@@ -63,7 +68,7 @@ fn between_threads([asks, holds]: [usize; 2], test: impl AsyncFnOnce(Asker, Serv
 }
 
 /// Whether every byte of the first 64 slots is a byte of the blocks.
-fn are_filled(asker: &Asker) -> bool {
+pub(super) fn are_filled(asker: &Asker) -> bool {
     let mut bytes = vec![0; 2 << 20];
     asker.extents[..2].iter().all(|extent| {
         extent.copy_out(0, &mut bytes).unwrap();
@@ -147,8 +152,9 @@ fn a_block_thread_serves_fetches_of_nodes_and_nothing_else() {
     System::new().block_on(async {
         let [asker, holder] = Node::all([("node-1", 0), ("node-2", 1)]);
         let address = holder.endpoint.local_address();
-        let serving = Serving::with_threads(holder.endpoint, large_batches(), async |common| {
-            Node::threads(holder.others, &holder.credentials, common).await
+        let serving = Serving::with(holder.endpoint, large_batches(), async |common| {
+            let threads = Node::threads(holder.others, &holder.credentials, &common).await;
+            (common, threads)
         });
         let serving = serving.await;
         let blocks =

@@ -107,21 +107,21 @@ pub(super) struct Serving {
     pub(super) metrics: ExchangeMetrics,
     pub(super) watch: Watch,
     /// Leases that have ended.
-    ends: UnboundedReceiver<u64>,
+    pub(super) ends: UnboundedReceiver<u64>,
     pub(super) actor: Addr<PeerActor>,
     _handle: ExchangeHandle,
 }
 
 impl Serving {
     pub(super) async fn start(holder: Endpoint, limits: ExchangeLimits) -> Self {
-        Self::with_threads(holder, limits, async |_| TakenThreads::none()).await
+        Self::with(holder, limits, async |common| (common, TakenThreads::none())).await
     }
 
-    /// Starts the node with the block threads that `threads` starts.
-    pub(super) async fn with_threads(
+    /// Starts the node with the ways of blocks and the block threads that `prepare` returns.
+    pub(super) async fn with(
         holder: Endpoint,
         limits: ExchangeLimits,
-        threads: impl AsyncFnOnce(&Common) -> TakenThreads,
+        prepare: impl AsyncFnOnce(Common) -> (Common, TakenThreads),
     ) -> Self {
         let metrics = ExchangeMetrics::register(&Registry::new()).unwrap();
         let watch = Watch::in_test();
@@ -129,7 +129,7 @@ impl Serving {
         let (_handle, orders) = ExchangeHandle::new(clock);
         let others = (SilentPeers::default(), ConnectedPeers::default());
         let common = Common::new(&limits, metrics.clone(), clock, Rooms::default());
-        let threads = threads(&common).await;
+        let (common, threads) = prepare(common).await;
         let watches = watch.clone();
         let actor = PeerActor::new(holder, limits, common, others, threads, watches, orders).start();
         let (ended, ends) = unbounded_channel();
@@ -141,12 +141,16 @@ impl Serving {
 /// Requests `chunks` chunks. Nothing of the answer is read yet.
 pub(super) async fn asks(connection: &Connection, chunks: u64) -> quinn::RecvStream {
     let (mut send, receive) = connection.quic().open_bi().await.unwrap();
-    let hashes = (0..chunks).map(|number| ChunkHash([number as u8; 32])).collect();
-    let chunks = Chunks { device: 0, fingerprint: SPACE, hashes };
-    let fetch = Fetch { chunks, block_bytes: vec![BLOCK_BYTES], class: Class::Decode };
-    write_message(&mut send, &PeerRequest::Fetch(fetch)).await.unwrap();
+    write_message(&mut send, &PeerRequest::Fetch(fetch_of(chunks))).await.unwrap();
     send.finish().unwrap();
     receive
+}
+
+/// A fetch of so many chunks.
+pub(super) fn fetch_of(chunks: u64) -> Fetch {
+    let hashes = (0..chunks).map(|number| ChunkHash([number as u8; 32])).collect();
+    let chunks = Chunks { device: 0, fingerprint: SPACE, hashes };
+    Fetch { chunks, block_bytes: vec![BLOCK_BYTES], class: Class::Decode }
 }
 
 fn held(chunks: &[FetchedChunk]) -> u64 {

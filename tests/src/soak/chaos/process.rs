@@ -262,12 +262,13 @@ fn node_config(
          [session]\nmax_window_bytes = \"4MiB\"\n{tenants}\
          [disk]\nfolder = \"{disk}\"\ncapacity_bytes = {disk_bytes}\nsegment_bytes = \"4MiB\"\nwrite = \"{write}\"\n\
          [cluster]\ncoordinator = \"{coordinator}\"\nlisten = \"{ANY_PORT}\"\nstaging_bytes = {staging}\n\
-         block_threads = {block_threads}\n{credentials}{more}",
+         block_threads = {block_threads}\nblocks_over_tcp = {blocks_over_tcp}\n{credentials}{more}",
         tenants = tenants.concat(),
         disk = folder.join(files).with_extension("disk").display(),
         disk_bytes = DISK_TIMES * arena_bytes,
         staging = arena_bytes / 8,
         block_threads = number % 3,
+        blocks_over_tcp = number % 4 < 2,
         more = plan.config,
     )
 }

@@ -1,0 +1,299 @@
+//! Blocks over TCP: fetches go over TLS connections of their own, one at a time on each.
+//!
+//! Only fetches go this way; all other requests use QUIC. A node that cannot be reached over TCP is asked over QUIC for a while.
+//! A fetch that is given up closes its connection, since the rest of the answer is under way on it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use actix::Recipient;
+use larder_core::exchange::MAX_IDLE;
+use larder_core::{Arrival, FetchFailure};
+use larder_net::quic::{Asked, ConnectError, GuestLimits, Guests, Place};
+use larder_net::tcp::{TcpConnection, TcpEndpoint, TcpGuest};
+use larder_net::trace::{Sampler, Trace};
+use larder_protocol::identity::Role;
+use larder_protocol::peer::{Fetch, PeerRequest};
+use prometheus::IntCounter;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use super::AskBlocks;
+use super::connections::DIAL_DEADLINE;
+use super::metrics::Counted;
+use super::mover::Mover;
+use super::receive::{Batch, From, Way};
+use super::serve::{SEND_DEADLINE, STALL_DEADLINE, limits_of, may_fetch, read_request, trace_of};
+use crate::watched::here;
+
+/// The connections over TCP of one thread.
+pub(super) struct OverTcp {
+    endpoint: TcpEndpoint,
+    mover: Mover,
+    links: RefCell<BTreeMap<String, Rc<Link>>>,
+    guests: Guests,
+}
+
+/// The way to another node.
+struct Link {
+    address: SocketAddr,
+    /// Connections that no fetch uses, each with the time of its last use. The last is the latest.
+    idle: RefCell<Vec<(TcpConnection, Duration)>>,
+    /// Bounds the connections in use.
+    places: Semaphore,
+    /// The time until which the node is asked over QUIC.
+    avoided_until: Cell<Duration>,
+    /// Bytes that came from the node over TCP.
+    came: Arc<AtomicU64>,
+}
+
+/// A connection over TCP as the way of an answer.
+pub(super) struct TcpWay<'a> {
+    pub(super) connection: &'a mut TcpConnection,
+    /// Bytes that came from the node, and from all nodes.
+    pub(super) came: (&'a AtomicU64, &'a IntCounter),
+}
+
+impl Way for TcpWay<'_> {
+    async fn take<T>(&mut self, most: usize, take: impl FnOnce(&[u8]) -> T) -> Result<T, FetchFailure> {
+        let came = self.connection.fill_buf().await.map_err(|_| FetchFailure::Broken)?;
+        let bytes = came.len().min(most);
+        if bytes == 0 {
+            return Err(FetchFailure::Broken);
+        }
+        let taken = take(&came[..bytes]);
+        self.connection.consume(bytes);
+        self.came.0.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.came.1.inc_by(bytes as u64);
+        Ok(taken)
+    }
+}
+
+impl OverTcp {
+    /// The connections of the mover's thread; `None` if blocks come over QUIC alone.
+    pub(super) fn new(mover: Mover) -> Option<Rc<Self>> {
+        let endpoint = mover.common.tcp.as_ref()?.endpoint.clone();
+        let (links, guests) = (RefCell::default(), Guests::new(limits_over_tcp));
+        Some(Rc::new(Self { endpoint, mover, links, guests }))
+    }
+
+    /// Fetches a batch from the node of this name and address, and calls `came` for each chunk as it comes. Returns whether the
+    /// node was reached over TCP. If it was not, `came` was not called.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, its connection is closed, and nothing writes to the slots any more.
+    pub(super) async fn fetch(
+        &self,
+        (name, address): (&str, SocketAddr),
+        from: From,
+        batch: &Batch,
+        trace: &Trace,
+        came: impl FnMut(usize, Arrival),
+    ) -> bool {
+        let link = self.link(name, address);
+        if self.mover.common.now() < link.avoided_until.get() {
+            return false;
+        }
+        // Never an error, since nobody closes the semaphore.
+        let Ok(_place) = link.places.acquire().await else { return false };
+        let mut idle = link.idle.borrow_mut().pop();
+        loop {
+            let (mut connection, is_new) = match idle.take() {
+                Some((connection, _)) => (connection, false),
+                None => match self.dial(name, &link).await {
+                    Some(connection) => (connection, true),
+                    None => return false,
+                },
+            };
+            let asked = self.mover.ask_over_tcp(&mut connection, from, batch, (trace, &link.came)).await;
+            if matches!(asked, Err(FetchFailure::Broken)) && !is_new {
+                // The node closed the connection, or has restarted: the other idle connections are of no use either.
+                link.idle.borrow_mut().clear();
+                continue;
+            }
+            if self.mover.receive(asked, from, batch, came).await {
+                link.idle.borrow_mut().push((connection, self.mover.common.now()));
+            }
+            return true;
+        }
+    }
+
+    fn link(&self, name: &str, address: SocketAddr) -> Rc<Link> {
+        let mut links = self.links.borrow_mut();
+        let link = links.get(name).filter(|link| link.address == address).cloned();
+        link.unwrap_or_else(|| {
+            let link = Rc::new(Link {
+                address,
+                idle: RefCell::default(),
+                places: Semaphore::new(MOST_CONNECTIONS),
+                avoided_until: Cell::default(),
+                came: self.mover.common.came_over_tcp(name),
+            });
+            links.insert(name.to_owned(), Rc::clone(&link));
+            link
+        })
+    }
+
+    async fn dial(&self, name: &str, link: &Link) -> Option<TcpConnection> {
+        let address = link.address;
+        match timeout(DIAL_DEADLINE, self.endpoint.connect(address, Role::Node, name)).await {
+            Ok(Ok(connection)) => return Some(connection),
+            Ok(Err(ConnectError::Tcp(error))) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                tracing::info!(name, %address, "a node takes no blocks over TCP: it is asked over QUIC");
+            }
+            Ok(Err(error)) => {
+                let error = larder_net::in_one_line(&error);
+                tracing::warn!(name, %address, error, "no connection over TCP to a node: it is asked over QUIC");
+            }
+            Err(_) => {
+                tracing::warn!(name, %address, "a node does not answer over TCP: it is asked over QUIC");
+            }
+        }
+        link.avoided_until.set(self.mover.common.now() + AVOIDED);
+        None
+    }
+
+    /// Closes connections that were not used for long, again and again.
+    pub(super) async fn close_idle(self: Rc<Self>) {
+        loop {
+            sleep(MAX_IDLE / 4).await;
+            let now = self.mover.common.now();
+            self.links.borrow_mut().retain(|_, link| {
+                link.idle.borrow_mut().retain(|(_, used_at)| now.saturating_sub(*used_at) < MAX_IDLE);
+                let is_used = Rc::strong_count(link) > 1 || !link.idle.borrow().is_empty();
+                is_used || now < link.avoided_until.get()
+            });
+        }
+    }
+
+    /// Serves a connection that came in, until the other side closes it or sends no request for long.
+    pub(super) async fn serve(
+        &self,
+        (stream, remote): (TcpStream, SocketAddr),
+        blocks: &[Recipient<AskBlocks>],
+        sampler: Sampler,
+    ) {
+        let metrics = &self.mover.common.metrics;
+        let guest = match self.endpoint.receive(&self.guests, stream, remote).await {
+            Ok(guest) => guest,
+            Err(turned_away) => return metrics.rejected(turned_away.reason),
+        };
+        let _counted = Counted::new(&metrics.connections, 1);
+        let TcpGuest { mut connection, place, mut closed } = guest;
+        let answers =
+            async { while self.answer(&mut connection, &place, blocks, sampler).await.is_some() {} };
+        tokio::select! {
+            () = answers => {}
+            () = closed.wait() => {}
+        }
+    }
+
+    /// Answers the next fetch; `None` if the connection is of no use any more.
+    async fn answer(
+        &self,
+        connection: &mut TcpConnection,
+        place: &Place,
+        blocks: &[Recipient<AskBlocks>],
+        sampler: Sampler,
+    ) -> Option<()> {
+        let metrics = &self.mover.common.metrics;
+        // The asker closes an idle connection first.
+        let is_over = timeout(2 * MAX_IDLE, connection.fill_buf()).await.ok()?.ok()?.is_empty();
+        if is_over {
+            return None;
+        }
+        let (Asked { message: request, bytes }, traced) = match read_request(place, connection).await {
+            Ok(request) => request?,
+            Err(reason) => {
+                metrics.rejected(reason);
+                return None;
+            }
+        };
+        metrics.requested(request.name());
+        here("serve");
+        let trace = trace_of(sampler, &request, traced);
+        let refused = match request {
+            PeerRequest::Fetch(fetch) => match may_fetch(connection.peer(), &fetch) {
+                Ok(()) => {
+                    drop(bytes);
+                    return self.send(connection, blocks, fetch, trace).await;
+                }
+                Err(refused) => refused,
+            },
+            _ => "only fetches come over TCP",
+        };
+        tracing::warn!(peer = %connection.peer(), refused, "a request over TCP is refused");
+        metrics.rejected("not_allowed");
+        None
+    }
+
+    /// Answers a fetch. Each block stays leased until it is encrypted; `None` if the asker does not read, or went away.
+    async fn send(
+        &self,
+        connection: &mut TcpConnection,
+        blocks: &[Recipient<AskBlocks>],
+        fetch: Fetch,
+        trace: Trace,
+    ) -> Option<()> {
+        let (mover, common) = (&self.mover, &self.mover.common);
+        let (peer, version) = (connection.peer().name.clone(), connection.version());
+        let mut granted = mover.grant(blocks, &peer, fetch, &trace).await;
+        let sent = async {
+            let head = async {
+                common.rooms.write_before(connection, version, common.now()).await?;
+                larder_net::quic::write_message(connection, &granted.said).await
+            };
+            timeout(STALL_DEADLINE, head).await.ok()?.ok()?;
+            for mut block in std::mem::take(&mut granted.blocks) {
+                while let Some(piece) = mover.next_piece(&mut block).await {
+                    mover.unless_stalled(connection.write_all(&piece)).await?.ok()?;
+                }
+            }
+            mover.unless_stalled(connection.flush()).await?.ok()?;
+            granted.are_sent();
+            Some(())
+        };
+        let sent = timeout(SEND_DEADLINE, sent).await.ok().flatten();
+        trace.set("larder.outcome", if sent.is_some() { "done" } else { "failed" });
+        sent
+    }
+}
+
+/// Accepts connections, and hands each to `serve`. Never ends.
+pub(super) async fn accept(listener: Rc<TcpListener>, serve: impl Fn(TcpStream, SocketAddr)) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, remote)) => serve(stream, remote),
+            Err(error) => {
+                // As when the process has too many files open.
+                tracing::warn!(%error, "cannot accept a connection over TCP");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// The limits of processes that connect over TCP. Others than nodes get no answer there.
+fn limits_over_tcp(role: Role) -> GuestLimits {
+    let connections = if role == Role::Node { MOST_CONNECTIONS_OF_A_NODE } else { 1 };
+    GuestLimits { connections, ..limits_of(role) }
+}
+
+/// Connections of one thread to one node: so many fetches go there at a time, and further ones wait.
+const MOST_CONNECTIONS: usize = 8;
+
+/// Connections that a thread serves for one node: those of as many threads as a node may have, if all meet here.
+const MOST_CONNECTIONS_OF_A_NODE: usize = MOST_CONNECTIONS * 9;
+
+/// How long a node that cannot be reached over TCP is asked over QUIC.
+const AVOIDED: Duration = Duration::from_secs(60);
+
+/// The pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
