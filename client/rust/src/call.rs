@@ -3,6 +3,7 @@
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -83,8 +84,10 @@ impl<T: Send + 'static> Call<T> {
                 Step::Ask(round_trip) => link.ask_on_this_thread(round_trip, origin.clone())?,
                 Step::TakeRoom(RoomFor { window, sizes, mut value, give }) => {
                     link.deliver_late_answers();
-                    let ranges = window.take_within(&sizes, link.timeout);
-                    give(&mut value, ranges.ok_or(SessionError::Timeout)?);
+                    let Poll::Ready(ranges) = window.take_within(&sizes, link.timeout) else {
+                        return Err(SessionError::Timeout);
+                    };
+                    give(&mut value, ranges.ok_or_else(|| link.closed())?);
                     value
                 }
             };
@@ -105,7 +108,7 @@ impl<T: Send + 'static> Call<T> {
                 Step::Done(result) => return result,
                 Step::Ask(round_trip) => link.ask(round_trip, origin.clone()).await?,
                 Step::TakeRoom(RoomFor { window, sizes, mut value, give }) => {
-                    let ranges = async { Ok(window.take(&sizes).await) };
+                    let ranges = async { window.take(&sizes).await.ok_or_else(|| link.closed()) };
                     give(&mut value, within(link.timeout, ranges).await?);
                     value
                 }

@@ -222,7 +222,7 @@ impl Link {
     }
 
     /// The error of a request of a session that is over.
-    fn closed(&self) -> SessionError {
+    pub(crate) fn closed(&self) -> SessionError {
         SessionError::Closed { reason: lock(&self.state).last_words.clone() }
     }
 
@@ -235,6 +235,10 @@ impl Link {
         drop(state);
         self.callers.close();
         self.shut_down();
+        // Before the room of unanswered commits comes back: the node may still copy from it.
+        if let Some(window) = &self.window {
+            window.close();
+        }
         drop(pending);
     }
 

@@ -101,6 +101,7 @@ async fn room_in_the_window_is_free_only_when_the_node_has_answered() {
         let number = node.next().unwrap().0;
         resumed.recv().unwrap();
         node.answer(number, &Response::Committed(1), Vec::new());
+        while node.next().is_some() {}
     });
     let session = Session::open(socket, options()).await.unwrap();
     let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
@@ -112,6 +113,52 @@ async fn room_in_the_window_is_free_only_when_the_node_has_answered() {
     assert!(matches!(polled, Poll::Pending), "the node may still copy from the window");
     resume.send(()).unwrap();
     assert_eq!(second.await.unwrap().position(), 1);
+    drop((session, reservation));
+    node.join().unwrap();
+}
+
+/// Commits under way still count when the node ends a session.
+#[test]
+fn room_in_the_window_is_not_used_again_after_a_session_that_ended_in_a_commit() {
+    let (socket, node) = node(|mut node| {
+        let window = node.open(1_000).unwrap();
+        node.answer_next(&reserved(21, [0, 1]), Vec::new());
+        let Some((_, Request::Commit(commit))) = node.next() else { panic!("a chunk is committed") };
+        (window, commit.sources[0])
+    });
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let reservation = session.reserve(&namespace, &chain(2), 0).wait().unwrap();
+    let mut staged = session.stage(&reservation, 0).wait().unwrap();
+    staged.copy_from(0, 0, &[1; 300]);
+    let committed = session.commit(&reservation, vec![staged]).wait();
+    assert!(matches!(committed, Err(SessionError::Closed { .. })));
+    let next = session.stage(&reservation, 1).wait().map(|mut next| next.copy_from(0, 0, &[2; 300]));
+    let (window, source) = node.join().unwrap();
+    let mut copied = [0; 300];
+    window.copy_to(source, &mut copied);
+    assert_eq!(copied, [1; 300], "the node copies other bytes than were committed");
+    assert!(matches!(next, Err(SessionError::Closed { .. })));
+}
+
+#[tokio::test]
+async fn a_caller_that_waits_for_room_in_the_window_hears_at_once_that_the_session_is_over() {
+    let (end, ends) = mpsc::channel::<()>();
+    let (socket, node) = node(move |mut node| {
+        node.open(1_000);
+        node.answer_next(&reserved(21, [0, 1]), Vec::new());
+        node.next();
+        ends.recv().unwrap();
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    let reservation = session.reserve(&namespace, &chain(2), 0).await.unwrap();
+    let staged = session.stage(&reservation, 0).await.unwrap();
+    give_up(session.commit(&reservation, vec![staged]));
+    let mut waiting = session.stage(&reservation, 1).into_future();
+    assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    end.send(()).unwrap();
+    assert!(matches!(waiting.await, Err(SessionError::Closed { .. })));
     node.join().unwrap();
 }
 
