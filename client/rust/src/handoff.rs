@@ -13,6 +13,7 @@ use crate::error::SessionError;
 use crate::follow::{Follow, FollowOptions, Followed, InPlace};
 use crate::lease::LeaseGuard;
 use crate::link::round_trip::RoundTrip;
+use crate::lock;
 use crate::namespace::Namespace;
 use crate::options::millis;
 use crate::reservation::{LayersPart, Reservation, StagedLayers};
@@ -169,7 +170,12 @@ fn news(follow: &Arc<Followed>, wait: Duration) -> RoundTrip<InPlace> {
         };
         let handoff::InPlace { chunks, layers, is_whole, leased, sums, checksums } = news;
         let in_place = InPlace { chunks, layers, is_whole };
-        let Some(follow) = Weak::upgrade(&follow) else { return Ok(in_place) };
+        let Some(follow) = Weak::upgrade(&follow) else {
+            // The follow was dropped, but later answers name its extents too, and the node tells each extent only once.
+            let shown = leased.map(|leased| leased.extents).unwrap_or_default();
+            lock(&link.extents).add(&shown, &descriptors)?;
+            return Ok(in_place);
+        };
         let (namespace, asked) = (follow.namespace(), follow.hashes());
         if chunks as usize > asked.len() {
             return Err(SessionError::wrong_answer("a follow has chunks that were asked for"));

@@ -4,8 +4,9 @@ use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use larder_client::{Call, LookupOptions, Session, SessionError};
-use larder_protocol::session::{Pinned, Request, Response};
+use larder_client::{Call, FollowOptions, LookupOptions, Session, SessionError};
+use larder_protocol::handoff::InPlace;
+use larder_protocol::session::{Leased, Pinned, Request, Response};
 
 use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, node, options, reserved, spec};
 
@@ -70,6 +71,39 @@ fn a_late_answer_to_a_thread_is_given_back() {
     timed_out.send(()).unwrap();
     session.unpin(1).wait().unwrap();
     drop(session);
+    node.join().unwrap();
+}
+
+#[tokio::test]
+async fn extents_of_a_dropped_follow_are_known_to_later_leases() {
+    let (dropped, resume) = mpsc::channel::<()>();
+    let (socket, node) = node(move |mut node| {
+        node.open(0);
+        node.answer_next(&Response::Following(31), Vec::new());
+        let number = node.next().unwrap().0;
+        resume.recv().unwrap();
+        let (Response::Leased(first), descriptors) = leased(31, 1, 1) else {
+            unreachable!("leased is leased")
+        };
+        let later = Response::Leased(Leased { lease: 32, extents: Vec::new(), ..first.clone() });
+        let shown = Leased { checksums: Vec::new(), ..first };
+        let (sums, checksums) = (Vec::new(), Vec::new());
+        let in_place =
+            InPlace { chunks: 1, layers: 1, is_whole: false, leased: Some(shown), sums, checksums };
+        node.answer(number, &Response::InPlace(in_place), descriptors);
+        node.expect(&Request::Release(31));
+        node.answer_next(&later, Vec::new());
+        node.expect(&Request::Release(32));
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    let patience = Duration::from_secs(9);
+    let following = FollowOptions { writer: None, attempt: 0, patience };
+    let follow = session.follow(&namespace, &chain(1), following).await.unwrap();
+    give_up(session.wait_for_layers(&follow, 1, patience));
+    drop(follow);
+    dropped.send(()).unwrap();
+    assert_eq!(session.lease(&namespace, &chain(1)).await.unwrap().chunks(), 1);
     node.join().unwrap();
 }
 
