@@ -110,6 +110,8 @@ class WorkerHalf:
         """Notes that the step has written the layer: saves that are handed over may read it. Other saves begin with the end of
         the step: an engine on processors would lose processors to its saves, and on a GPU each copy is an order to the GPU."""
         if name in self._layers and self._device is not None and any(save.attempt is not None for save in plan.saves):
+            # The loads of all layers up to this one have ended. With the last layer the saves commit.
+            self._give_up_garbage(plan)
             self._begin_saves(plan)
             if self._computed is not None:
                 self._computed.open(self._layers[name], self._device.mark())
@@ -118,12 +120,8 @@ class WorkerHalf:
         """Ends the forward pass. Does not wait for saves."""
         if self._loaded is not None:
             self._loaded.wait_all()
+            self._give_up_garbage(plan)
             self._loaded = None
-            if self._loader is not None and self._loader.has_failed():
-                # This also applies if the load failed during the step: its saves still wait for their last layers.
-                self._garbage.load_failed(plan.step)
-                for save in plan.saves:
-                    self._cancel(save.request)
         if plan.saves:
             self._begin_saves(plan)
             if self._saver is None:
@@ -187,6 +185,14 @@ class WorkerHalf:
     def _cancel(self, request: str) -> None:
         if self._saver is not None:
             self._saver.cancel(request)
+
+    def _give_up_garbage(self, plan: StepPlan) -> None:
+        """Stops the step's saves if a load of the step has failed: the step computes from blocks that did not come."""
+        if self._loaded is None or self._loader is None or not self._loader.has_failed():
+            return
+        self._garbage.load_failed(plan.step)
+        for save in plan.saves:
+            self._cancel(save.request)
 
     def _begin_saves(self, plan: StepPlan) -> None:
         """Begins the step's saves, once. Begins none if the step computed from blocks that did not come."""

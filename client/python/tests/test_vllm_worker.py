@@ -1,0 +1,57 @@
+"""The worker half against a real node, with stand-ins for the few names that it imports of vLLM and PyTorch."""
+
+import importlib
+from types import SimpleNamespace
+
+import larder_kv
+import pytest
+from absent import absent_packages
+from conftest import until
+from larder_kv.vllm.memory import PoolMemory, done
+from larder_kv.vllm.plan import Load, Save
+from test_vllm_transfers import LAYERS, Rank, hashes
+
+
+class DamagedPages:
+    """Pages into which no chunk can be loaded."""
+
+    def __init__(self, pages: larder_kv.PagedMemory):
+        self._pages = pages
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._pages, name)
+
+    def load(self, *_: object, **more: object) -> None:
+        error = larder_kv.DamagedError("the chunk is damaged")
+        error.position = 0
+        raise error
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_layers_that_were_computed_from_a_damaged_chunk_are_never_committed(cluster, request, is_damaged):
+    rank = Rank(cluster.sockets[0], request.node.name)
+    rank.save("a", 1)
+    with absent_packages("vllm", "torch"):
+        half = importlib.import_module("larder_kv.vllm.worker").WorkerHalf
+        worker = half(SimpleNamespace(settings=SimpleNamespace(device=0, load="sync")))
+    worker._layers, worker._memory_layers = {str(layer): layer for layer in range(LAYERS)}, LAYERS
+    worker._device, worker._node = SimpleNamespace(mark=lambda: done), rank.node
+    worker._loader, worker._saver = rank.loader, rank.saver
+    if is_damaged:
+        (pool,) = rank.memory._pools
+        rank.memory._pools = [PoolMemory(DamagedPages(pool.pages), pool.groups)]
+    # A prefill for another engine: its first chunk is loaded, its second one is computed and handed over.
+    load, save = Load("b", hashes(1), 0, [5, 6]), Save("b", hashes(2), 1, [7, 8], attempt=1)
+    plan = SimpleNamespace(step=1, recovered=-1, loads=[load], saves=[save])
+    worker.start_loads(plan)
+    for layer in range(LAYERS):
+        worker.wait_for_layer(str(layer))
+        worker.layer_computed(str(layer), plan)
+    # The engine's thread may take long from the last layer to the end of the step.
+    until(lambda: not rank.saver.is_reading("b"))
+    worker.end_step(plan)
+    prefetch = rank.prefetcher.start("c", hashes(2), 1_000, False)
+    assert rank.prefetcher.look(prefetch, 10) == (1 if is_damaged else 2)
+    assert worker.failed_blocks() == ({5, 6} if is_damaged else set())
+    rank.prefetcher.close()
+    worker.close()
