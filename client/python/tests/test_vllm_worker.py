@@ -27,16 +27,36 @@ class DamagedPages:
         raise error
 
 
-@pytest.mark.parametrize("is_damaged", [False, True])
-def test_layers_that_were_computed_from_a_damaged_chunk_are_never_committed(cluster, request, is_damaged):
-    rank = Rank(cluster.sockets[0], request.node.name)
-    rank.save("a", 1)
+@pytest.fixture
+def rank(cluster, request):
+    made = Rank(cluster.sockets[0], request.node.name)
+    yield made
+    made.prefetcher.close()
+
+
+@pytest.fixture
+def worker(rank):
+    """The worker half over the rank's threads."""
     with absent_packages("vllm", "torch"):
         half = importlib.import_module("larder_kv.vllm.worker").WorkerHalf
-        worker = half(SimpleNamespace(settings=SimpleNamespace(device=0, load="sync")))
-    worker._layers, worker._memory_layers = {str(layer): layer for layer in range(LAYERS)}, LAYERS
-    worker._device, worker._node = SimpleNamespace(mark=lambda: done), rank.node
-    worker._loader, worker._saver = rank.loader, rank.saver
+    settings = SimpleNamespace(device=0, load="sync")
+    made = half(SimpleNamespace(settings=settings, has_micro_batches=False))
+    made._layers, made._memory_layers = {str(layer): layer for layer in range(LAYERS)}, LAYERS
+    made._device, made._node = SimpleNamespace(mark=lambda: done), rank.node
+    made._loader, made._saver = rank.loader, rank.saver
+    yield made
+    made.close()
+
+
+def compute(worker, plan) -> None:
+    for layer in range(LAYERS):
+        worker.wait_for_layer(str(layer))
+        worker.layer_computed(str(layer), plan)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_layers_that_were_computed_from_a_damaged_chunk_are_never_committed(rank, worker, is_damaged):
+    rank.save("a", 1)
     if is_damaged:
         (pool,) = rank.memory._pools
         rank.memory._pools = [PoolMemory(DamagedPages(pool.pages), pool.groups)]
@@ -44,14 +64,26 @@ def test_layers_that_were_computed_from_a_damaged_chunk_are_never_committed(clus
     load, save = Load("b", hashes(1), 0, [5, 6]), Save("b", hashes(2), 1, [7, 8], attempt=1)
     plan = SimpleNamespace(step=1, recovered=-1, loads=[load], saves=[save])
     worker.start_loads(plan)
-    for layer in range(LAYERS):
-        worker.wait_for_layer(str(layer))
-        worker.layer_computed(str(layer), plan)
+    compute(worker, plan)
     # The engine's thread may take long from the last layer to the end of the step.
     until(lambda: not rank.saver.is_reading("b"))
     worker.end_step(plan)
     prefetch = rank.prefetcher.start("c", hashes(2), 1_000, False)
     assert rank.prefetcher.look(prefetch, 10) == (1 if is_damaged else 2)
     assert worker.failed_blocks() == ({5, 6} if is_damaged else set())
-    rank.prefetcher.close()
-    worker.close()
+
+
+def test_layers_are_handed_over_once_every_micro_batch_has_computed_them(rank, worker):
+    worker.engine.has_micro_batches = True
+    plan = SimpleNamespace(step=1, recovered=-1, loads=[], saves=[Save("a", hashes(1), 0, [7, 8], attempt=1)])
+    compute(worker, plan)
+    # The second micro-batch may take long, and computes these blocks.
+    until(lambda: not rank.saver.is_reading("a"))
+    rank.fill(7, 70)
+    rank.fill(8, 80)
+    compute(worker, plan)
+    worker.end_step(plan)
+    until(lambda: not rank.saver.is_reading("a"))
+    rank.loader.load_soon([Load("b", hashes(1), 0, [5, 6])])
+    until(lambda: rank.loader.take_done() == {"b"})
+    assert [rank.values(page) for page in (5, 6)] == [[70, 71, 72], [80, 81, 82]]

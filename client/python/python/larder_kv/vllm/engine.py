@@ -56,6 +56,8 @@ class Engine:
     ranks: Ranks
     rank: int
     """The number of this rank; 0 for the scheduler."""
+    has_micro_batches: bool = False
+    """Whether a step may compute each layer several times, each time for a part of its requests."""
 
     @classmethod
     def of(cls, config: "VllmConfig", kv: "KVCacheConfig") -> "Engine":
@@ -104,7 +106,8 @@ class Engine:
                 for pool in pools[1:]
             ],
         )
-        return cls(settings, facts, shape, pools, kv.num_blocks, ranks, rank)
+        has_micro_batches = config.parallel_config.use_ubatching
+        return cls(settings, facts, shape, pools, kv.num_blocks, ranks, rank, has_micro_batches)
 
     def slice_of_rank(self) -> int:
         """The slice that this rank holds."""

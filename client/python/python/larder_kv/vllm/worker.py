@@ -108,7 +108,10 @@ class WorkerHalf:
 
     def layer_computed(self, name: str, plan: StepPlan) -> None:
         """Notes that the step has written the layer: saves that are handed over may read it. Other saves begin with the end of
-        the step: an engine on processors would lose processors to its saves, and on a GPU each copy is an order to the GPU."""
+        the step: an engine on processors would lose processors to its saves, and on a GPU each copy is an order to the GPU. With
+        micro-batches, all saves do: the layer lacks the tokens of the other micro-batches."""
+        if self.engine.has_micro_batches:
+            return
         if name in self._layers and self._device is not None and any(save.attempt is not None for save in plan.saves):
             # The loads of all layers up to this one have ended. With the last layer the saves commit.
             self._give_up_garbage(plan)
