@@ -38,9 +38,9 @@ enum Sums {
 
 #[derive(Default)]
 struct Followed {
-    /// The checksum of each place, once all chunks are whole.
+    /// The checksum of each place, once all chunks are whole; those of a prefix of the places if some chunks did not come.
     whole: Option<Vec<u64>>,
-    /// The layers in place, by position and block.
+    /// The layers in place, by position and block. They stay: layers of chunks that did not come may still be read.
     layers: HashMap<(u32, u32), Vec<Layers>>,
 }
 
@@ -106,7 +106,7 @@ impl Proofs {
             if whole.len() > self.verdicts.len() {
                 return Err(SessionError::wrong_answer("one checksum comes for each block"));
             }
-            *followed = Followed { whole: Some(whole), layers: HashMap::new() };
+            followed.whole = Some(whole);
         }
         if followed.whole.is_some() {
             return Ok(());

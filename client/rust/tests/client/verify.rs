@@ -1,7 +1,10 @@
 //! Verifying what is read.
 
-use larder_client::{BlockPart, Damaged, Session, SessionOptions, Verify};
+use std::time::Duration;
+
+use larder_client::{BlockPart, Damaged, FollowOptions, Session, SessionOptions, Verify};
 use larder_protocol::ChunkHash;
+use larder_protocol::handoff::{InPlace, LayersSum};
 use larder_protocol::session::{Leased, ReportDamage, Request, Response};
 
 use crate::fake_node::{BLOCK_BYTES, FakeNode, SLICES, chain, leased, node, options, pattern, spec};
@@ -220,5 +223,52 @@ fn a_lease_without_a_checksum_for_each_block_ends_the_session() {
     let session = Session::open(socket, options()).wait().unwrap();
     let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
     assert!(session.lease(&namespace, &chain(4)).wait().is_err());
+    node.join().unwrap();
+}
+
+#[test]
+fn a_wrong_layer_of_a_followed_chunk_that_did_not_come_is_damage() {
+    let (socket, node) = node(|mut node| {
+        node.open(0);
+        node.answer_next(&Response::Following(31), Vec::new());
+        let (Response::Leased(shown), descriptors) = leased(31, 1, 2) else {
+            unreachable!("leased is leased")
+        };
+        let whole: Vec<u64> = shown.checksums[..4].to_vec();
+        let wrong =
+            |at: u32| LayersSum { chunk: at / 4, block: at % 4, from_layer: 0, to_layer: 1, checksum: 7 };
+        let layers = InPlace {
+            chunks: 2,
+            layers: 1,
+            is_whole: false,
+            leased: Some(Leased { checksums: Vec::new(), ..shown }),
+            sums: (0..8).map(wrong).collect(),
+            checksums: Vec::new(),
+        };
+        node.answer_next(&Response::InPlace(layers), descriptors);
+        // The second chunk does not come: its writer ended.
+        let end = InPlace {
+            chunks: 1,
+            layers: 1,
+            is_whole: true,
+            leased: None,
+            sums: Vec::new(),
+            checksums: whole,
+        };
+        node.answer_next(&Response::InPlace(end), Vec::new());
+        while node.next().is_some() {}
+    });
+    let session = Session::open(socket, verifying(Verify::Always)).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let patience = Duration::from_secs(9);
+    let following = FollowOptions { writer: None, attempt: 0, patience };
+    let follow = session.follow(&namespace, &chain(2), following).wait().unwrap();
+    assert!(!session.wait_for_layers(&follow, 1, patience).wait().unwrap().is_whole);
+    assert!(session.wait_for_layers(&follow, 2, patience).wait().unwrap().is_whole);
+    let lease = follow.lease().unwrap();
+    let mut block = [0; BLOCK_BYTES[0] as usize];
+    lease.copy_block(0, 0, &mut block).unwrap();
+    assert_eq!(lease.copy_block(1, 0, &mut block).unwrap_err().position, 1);
+    drop((session, follow, lease));
     node.join().unwrap();
 }
