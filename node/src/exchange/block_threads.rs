@@ -225,7 +225,9 @@ impl BlockThread {
     /// Has the thread serve a connection over TCP. With too much work in its queue, the connection is closed.
     pub(super) fn serve_tcp(&self, stream: TcpStream, remote: SocketAddr) {
         // Errors: the socket is broken, or the thread is stopping or has too much to do. The other side dials again.
-        let _ = stream.into_std().map(|stream| self.0.try_send(Work::ServeTcp(stream, remote)));
+        if let Ok(stream) = stream.into_std() {
+            let _ = self.0.try_send(Work::ServeTcp(stream, remote));
+        }
     }
 }
 
