@@ -68,7 +68,7 @@ impl Server {
         else {
             return;
         };
-        let first = match timeout(REQUEST_DEADLINE, guest.place().read::<FollowerMessage>(&mut receive)).await
+        let first = match timeout(REQUEST_DEADLINE, guest.seat().read::<FollowerMessage>(&mut receive)).await
         {
             Ok(Ok(Some(Asked { message, .. }))) => message,
             Ok(Err(MessageError::TooLong { .. })) => return self.metrics.rejected("too_long"),
@@ -190,7 +190,7 @@ impl Server {
             if guest.connection().peer().role != Role::Coordinator {
                 break;
             }
-            match guest.place().read(&mut receive).await {
+            match guest.seat().read(&mut receive).await {
                 Ok(Some(Asked { message: FollowerMessage::Who(again), .. })) => asker = again,
                 Ok(Some(_)) => return self.metrics.rejected("out_of_order"),
                 Ok(None) | Err(_) => return,
@@ -263,7 +263,7 @@ impl Server {
     ) {
         let mut brought = TableReader::default();
         loop {
-            let message = guest.place().read(receive).await;
+            let message = guest.seat().read(receive).await;
             match message.map(|asked| asked.map(|asked| asked.message)) {
                 Ok(Some(FollowerMessage::Heartbeat(beat))) => {
                     let now = self.uptime.now();

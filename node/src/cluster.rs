@@ -145,7 +145,7 @@ impl Cluster {
             ..TransportSettings::default()
         };
         let block_threads = if limits.share { limits.block_threads } else { 0 };
-        let mut shares = PortShare::bind(limits.listen, &settings, block_threads + 1)?;
+        let (mut shares, tcp_port) = bind(limits, &settings, block_threads + 1)?;
         let (others, first) = (shares.split_off(1), shares.remove(0));
         let (bound, binding) = oneshot::channel();
         let (own, own_settings) = (credentials.clone(), settings.clone());
@@ -161,8 +161,8 @@ impl Cluster {
         let sharing = if limits.share {
             let metrics = ExchangeMetrics::register(registry)?;
             let common = Common::new(&exchange_limits(limits), metrics, clock, rooms.clone());
-            let common = match tcp.clone() {
-                Some(tcp) => common.with_tcp(tcp, TcpPort::bind(endpoint.local_address())?),
+            let common = match tcp.clone().zip(tcp_port) {
+                Some((tcp, port)) => common.with_tcp(tcp, port),
                 None => common,
             };
             let (place, with) = (&limits.place.cpus, (&credentials, &settings));
@@ -418,6 +418,27 @@ impl Sharing {
     }
 }
 
+/// Takes the node's UDP port in `count` shares, and the TCP port of that number if blocks move over TCP.
+fn bind(
+    limits: &ClusterLimits,
+    settings: &TransportSettings,
+    count: usize,
+) -> Result<(Vec<PortShare>, Option<TcpPort>), BindError> {
+    let mut tries = 0;
+    loop {
+        let shares = PortShare::bind(limits.listen, settings, count)?;
+        if !(limits.share && limits.blocks_over_tcp) {
+            return Ok((shares, None));
+        }
+        match TcpPort::bind(shares[0].local_address()?) {
+            Ok(port) => return Ok((shares, Some(port))),
+            // The system chose a port that is free for UDP alone: it chooses again.
+            Err(_) if limits.listen.port() == 0 && tries < MOST_TRIES => tries += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Renews the certificates of all endpoints: the endpoint between nodes, those of block threads, and that over TCP.
 fn renew(
     arbiter: &Arbiter,
@@ -440,6 +461,9 @@ fn renew(
         renew_when_changed(files.clone(), credentials.clone(), RENEWAL_CHECK, renew, expires)
     }));
 }
+
+/// How often the system chooses a port that must be free for UDP and TCP.
+const MOST_TRIES: u32 = 16;
 
 fn exchange_limits(limits: &ClusterLimits) -> ExchangeLimits {
     let default = ExchangeLimits::default();

@@ -26,7 +26,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::quic::{
     BindError, ConnectError, Counted, Credentials, Guests, HANDSHAKE_DEADLINE, IdentityError, NoVersion,
-    Place, TurnedAway, expect, identity_of,
+    Seat, TurnedAway, expect, identity_of,
 };
 
 /// Dials TLS connections over TCP, and ends the handshakes of those that come in. Cloning shares.
@@ -60,8 +60,8 @@ pub struct TcpConnection {
 pub struct TcpGuest {
     /// The connection.
     pub connection: TcpConnection,
-    /// Its place among the connections at this server, which is taken until this value is dropped.
-    pub place: Place,
+    /// Its seat among the connections at this server, which is taken until this value is dropped.
+    pub seat: Seat,
     /// Its end, if the server ends it.
     pub closed: Closed,
 }
@@ -193,9 +193,9 @@ impl TcpEndpoint {
         let version = agreed(tls).map_err(|error| turned_away("version", error.into()))?;
         let peer = identified(tls).map_err(|error| turned_away("identity", error.into()))?;
         let (closes, closed) = watch::channel(false);
-        let place = guests.place(&peer, Counted::Tcp(closes))?;
+        let seat = guests.seat_for(&peer, Counted::Tcp(closes))?;
         let connection = TcpConnection { stream: stream.into(), peer, version };
-        Ok(TcpGuest { connection, place, closed: Closed(closed) })
+        Ok(TcpGuest { connection, seat, closed: Closed(closed) })
     }
 
     /// Sends packets at once, and notices the death of the other side.

@@ -397,7 +397,7 @@ impl Thread {
         mut receive: RecvStream,
     ) {
         let metrics = &self.mover.common.metrics;
-        let (request, traced) = match read_request(guest.place(), &mut receive).await {
+        let (request, traced) = match read_request(guest.seat(), &mut receive).await {
             Ok(Some((asked, traced))) => (asked.message, traced),
             Ok(None) => return,
             Err(reason) => return metrics.rejected(reason),

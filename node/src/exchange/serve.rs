@@ -15,7 +15,7 @@ use larder_core::exchange::Dialler;
 use larder_core::placement::Worth;
 use larder_core::reports::Reporter;
 use larder_net::quic::{
-    Asked, Connection, Endpoint, Guest, GuestLimits, Guests, Incoming, MAX_STREAMS, MessageError, Place,
+    Asked, Connection, Endpoint, Guest, GuestLimits, Guests, Incoming, MAX_STREAMS, MessageError, Seat,
     write_message,
 };
 use larder_net::trace::{Sampler, Trace};
@@ -183,12 +183,12 @@ impl Server {
         in_use: Option<&InUse>,
     ) {
         let (metrics, connection) = (self.peers.metrics(), guest.connection());
-        let (Asked { message: request, bytes }, traced) =
-            match read_request(guest.place(), &mut receive).await {
-                Ok(Some(request)) => request,
-                Ok(None) => return,
-                Err(reason) => return metrics.rejected(reason),
-            };
+        let (Asked { message: request, bytes }, traced) = match read_request(guest.seat(), &mut receive).await
+        {
+            Ok(Some(request)) => request,
+            Ok(None) => return,
+            Err(reason) => return metrics.rejected(reason),
+        };
         metrics.requested(request.name());
         in_use.filter(|_| rides(&request)).into_iter().for_each(InUse::rides);
         here("serve");
@@ -413,14 +413,14 @@ fn is_bounded(announces: &[Announce]) -> bool {
 /// # Errors
 /// Fails with the reason, as metrics name it, if there is no valid request.
 pub(super) async fn read_request(
-    place: &Place,
+    seat: &Seat,
     receive: &mut (impl AsyncRead + Unpin),
 ) -> Result<Option<(Asked<PeerRequest>, Option<TraceContext>)>, &'static str> {
     let read = async {
-        match place.read(receive).await? {
+        match seat.read(receive).await? {
             Some(Asked { message: PeerRequest::Trace(context), bytes }) => {
                 drop(bytes);
-                let request = place.read(receive).await?;
+                let request = seat.read(receive).await?;
                 Ok(request.map(|request| (request, Some(context))))
             }
             request => Ok(request.map(|request| (request, None))),

@@ -14,7 +14,7 @@ use std::time::Duration;
 use actix::Recipient;
 use larder_core::exchange::MAX_IDLE;
 use larder_core::{Arrival, FetchFailure};
-use larder_net::quic::{Asked, ConnectError, GuestLimits, Guests, Place};
+use larder_net::quic::{Asked, ConnectError, GuestLimits, Guests, Seat};
 use larder_net::tcp::{TcpConnection, TcpEndpoint, TcpGuest};
 use larder_net::trace::{Sampler, Trace};
 use larder_protocol::identity::Role;
@@ -186,9 +186,8 @@ impl OverTcp {
             Err(turned_away) => return metrics.rejected(turned_away.reason),
         };
         let _counted = Counted::new(&metrics.connections, 1);
-        let TcpGuest { mut connection, place, mut closed } = guest;
-        let answers =
-            async { while self.answer(&mut connection, &place, blocks, sampler).await.is_some() {} };
+        let TcpGuest { mut connection, seat, mut closed } = guest;
+        let answers = async { while self.answer(&mut connection, &seat, blocks, sampler).await.is_some() {} };
         tokio::select! {
             () = answers => {}
             () = closed.wait() => {}
@@ -199,7 +198,7 @@ impl OverTcp {
     async fn answer(
         &self,
         connection: &mut TcpConnection,
-        place: &Place,
+        seat: &Seat,
         blocks: &[Recipient<AskBlocks>],
         sampler: Sampler,
     ) -> Option<()> {
@@ -209,7 +208,7 @@ impl OverTcp {
         if is_over {
             return None;
         }
-        let (Asked { message: request, bytes }, traced) = match read_request(place, connection).await {
+        let (Asked { message: request, bytes }, traced) = match read_request(seat, connection).await {
             Ok(request) => request?,
             Err(reason) => {
                 metrics.rejected(reason);

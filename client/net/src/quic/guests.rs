@@ -79,12 +79,12 @@ pub(crate) enum Counted {
 #[derive(Debug)]
 pub struct Guest {
     connection: Connection,
-    place: Place,
+    seat: Seat,
 }
 
-/// The place of an admitted connection, which is taken until this value is dropped.
+/// The seat of an admitted connection, which is taken until this value is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct Seat {
     guests: Guests,
     identity: Identity,
     number: u64,
@@ -193,7 +193,7 @@ impl Guests {
         };
         drop(handshake);
         let guest = self.welcome(connection)?;
-        guest.connection.admit(guest.place.limits.streams, is_member(guest.connection.peer().role));
+        guest.connection.admit(guest.seat.limits.streams, is_member(guest.connection.peer().role));
         Ok(Some(guest))
     }
 
@@ -214,15 +214,15 @@ impl Guests {
     /// # Errors
     /// [`TurnedAway`]: the connection is closed.
     pub fn welcome(&self, connection: Connection) -> Result<Guest, TurnedAway> {
-        let place = self.place(connection.peer(), Counted::Quic(connection.quic().clone()))?;
-        Ok(Guest { connection, place })
+        let seat = self.seat_for(connection.peer(), Counted::Quic(connection.quic().clone()))?;
+        Ok(Guest { connection, seat })
     }
 
     /// Counts a connection whose other side has proved this identity.
     ///
     /// # Errors
     /// [`TurnedAway`]: the connection is closed.
-    pub(crate) fn place(&self, identity: &Identity, connection: Counted) -> Result<Place, TurnedAway> {
+    pub(crate) fn seat_for(&self, identity: &Identity, connection: Counted) -> Result<Seat, TurnedAway> {
         let limits = (self.0.limits)(identity.role);
         let is_member = is_member(identity.role);
         let turn_away = |connection: Counted| {
@@ -257,7 +257,7 @@ impl Guests {
         connected.connections.insert(number, connection);
         *(if is_member { &mut known.members } else { &mut known.others }) += 1;
         drop(known);
-        Ok(Place { guests: self.clone(), identity: identity.clone(), number, limits, waiting_bytes })
+        Ok(Seat { guests: self.clone(), identity: identity.clone(), number, limits, waiting_bytes })
     }
 }
 
@@ -268,14 +268,14 @@ impl Guest {
         &self.connection
     }
 
-    /// The guest's place, which reads the guest's messages.
+    /// The guest's seat, which reads the guest's messages.
     #[must_use]
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn seat(&self) -> &Seat {
+        &self.seat
     }
 }
 
-impl Place {
+impl Seat {
     /// Reads a message; `None` if the stream ended before one began. If too many bytes of its sender are in flight, it waits
     /// until there are fewer.
     ///
@@ -298,7 +298,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Seat {
     fn drop(&mut self) {
         let mut known = crate::lock(&self.guests.0.known);
         *(if is_member(self.identity.role) { &mut known.members } else { &mut known.others }) -= 1;

@@ -45,6 +45,16 @@ impl PortShare {
         Ok(Self { socket, listen, number: None })
     }
 
+    /// The address of the socket.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn local_address(&self) -> Result<SocketAddr, BindError> {
+        let local = self.socket.local_addr().map(|local| local.as_socket());
+        let local = local.and_then(|local| local.ok_or_else(|| std::io::ErrorKind::Unsupported.into()));
+        local.map_err(|source| BindError { protocol: "UDP", listen: self.listen, source })
+    }
+
     /// `count` sockets of one address. There is one socket if `count` is less than 2, or if the system does not steer packets,
     /// which is logged.
     ///

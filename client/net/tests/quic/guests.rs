@@ -45,7 +45,7 @@ async fn announce(connection: &Connection, bytes: u32) -> SendStream {
 /// Reads the next request; `None` if it does not come within a moment.
 async fn read(guest: &Guest) -> Option<Result<Option<Asked<PeerRequest>>, MessageError>> {
     let (_send, mut receive) = guest.connection().quic().accept_bi().await.unwrap();
-    timeout(Duration::from_millis(100), guest.place().read(&mut receive)).await.ok()
+    timeout(Duration::from_millis(100), guest.seat().read(&mut receive)).await.ok()
 }
 
 /// Bytes of this process's memory.
@@ -97,7 +97,7 @@ async fn what_one_identity_has_on_its_way_keeps_only_itself_waiting() {
     let _sending = announce(&from, 1_000).await;
     let (_send, mut receive) = guest.connection().quic().accept_bi().await.unwrap();
     let reader = std::sync::Arc::clone(&guest);
-    let slow = tokio::spawn(async move { reader.place().read::<PeerRequest>(&mut receive).await.is_ok() });
+    let slow = tokio::spawn(async move { reader.seat().read::<PeerRequest>(&mut receive).await.is_ok() });
     let _second = announce(&from, 600).await;
     assert!(read(&guest).await.is_none(), "the second message waits for the first");
 

@@ -55,7 +55,7 @@ async fn each_side_learns_who_the_other_is_and_messages_pass() {
     assert_eq!(connection.version(), guest.connection.version());
     write_message(&mut connection, &PeerRequest::Ping).await.unwrap();
     connection.flush().await.unwrap();
-    let asked = guest.place.read::<PeerRequest>(&mut guest.connection).await.unwrap().unwrap();
+    let asked = guest.seat.read::<PeerRequest>(&mut guest.connection).await.unwrap().unwrap();
     assert_eq!(asked.message, PeerRequest::Ping);
     drop(connection);
     assert!(!matches!(read_message::<PeerRequest>(&mut guest.connection).await, Ok(Some(_))));

@@ -1,6 +1,7 @@
 //! Fetches on block threads: the nodes that they reach, and the fate of a fetch that a thread cannot carry out.
 
 use larder_net::quic::PortShare;
+use larder_net::tcp::TcpPort;
 
 use super::sends::{Serving, asks};
 use super::*;
@@ -11,6 +12,8 @@ use crate::host::CpuSet;
 pub(super) struct Node {
     pub(super) endpoint: Endpoint,
     pub(super) others: Vec<PortShare>,
+    /// The TCP port of the same number.
+    pub(super) tcp: TcpPort,
     pub(super) credentials: Credentials,
 }
 
@@ -22,9 +25,15 @@ impl Node {
         let mut threads = nodes.into_iter();
         credentials.map(|credentials| {
             let (_, threads) = threads.next().unwrap();
-            let mut others = PortShare::bind(any_port(), &settings, threads + 1).unwrap();
+            let (mut others, tcp) = std::iter::repeat_with(|| {
+                let shares = PortShare::bind(any_port(), &settings, threads + 1).unwrap();
+                let tcp = TcpPort::bind(shares[0].local_address().unwrap()).ok()?;
+                Some((shares, tcp))
+            })
+            .find_map(|bound| bound)
+            .unwrap();
             let endpoint = Endpoint::on(others.remove(0), &credentials, &settings).unwrap();
-            Self { endpoint, others, credentials }
+            Self { endpoint, others, tcp, credentials }
         })
     }
 

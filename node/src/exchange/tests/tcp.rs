@@ -15,8 +15,8 @@ type Side = (usize, bool);
 
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-fn over_tcp(common: Common, credentials: &Credentials, address: SocketAddr) -> Common {
-    common.with_tcp(TcpEndpoint::new(credentials, IDLE_TIMEOUT), TcpPort::bind(address).unwrap())
+fn over_tcp(common: Common, credentials: &Credentials, port: TcpPort) -> Common {
+    common.with_tcp(TcpEndpoint::new(credentials, IDLE_TIMEOUT), port)
 }
 
 /// Runs a test between node 1, which asks, and node 2, which has everything. The test also gets node 2's address, and node 1's
@@ -32,13 +32,12 @@ fn between_sides(
         table.members[1].peer = address;
         let limits = large_batches();
         let serving = Serving::with(holder.endpoint, limits.clone(), async |common| {
-            let common = if holds.1 { over_tcp(common, &holder.credentials, address) } else { common };
+            let common = if holds.1 { over_tcp(common, &holder.credentials, holder.tcp) } else { common };
             let threads = Node::threads(holder.others, &holder.credentials, &common).await;
             (common, threads)
         });
         let (serving, common) = (serving.await, common(&limits));
-        let own = asker.endpoint.local_address();
-        let common = if asks.1 { over_tcp(common, &asker.credentials, own) } else { common };
+        let common = if asks.1 { over_tcp(common, &asker.credentials, asker.tcp) } else { common };
         let threads = Node::threads(asker.others, &asker.credentials, &common).await;
         let known = (address, asker.credentials.clone());
         test(Asker::with_threads(asker.endpoint, &limits, table, common, threads), serving, known).await;
