@@ -28,7 +28,7 @@ use larder_protocol::{Chain, ChunkHash, Fingerprint, PoolRules, PoolSet};
 
 use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId, Slot};
 use super::index::{Block, Chunk};
-use super::lookup::{CLAIMS_RETRY_MS, Presence};
+use super::lookup::{CLAIMS_RETRY_MS, Presence, most_chunks};
 use super::{FetchId, Refused, Source, Store, Wanted};
 use crate::Millis;
 
@@ -260,10 +260,12 @@ impl Follow {
 }
 
 impl Store {
-    /// Starts to follow chunks. Takes room for all chunks from elsewhere, or for none.
+    /// Starts to follow chunks. Takes room for all chunks from elsewhere, or for none. If the chunks have
+    /// more blocks than a session may lease at once, only as many as fit are followed.
     ///
     /// # Errors
-    /// As [`Store::lease`]; [`Refused::Busy`] if there is no room.
+    /// As [`Store::lease`]; [`Refused::Busy`] if there is no room; [`Refused::FollowTooLarge`] if the chunks do not fit, and a part of
+    /// them is of no use.
     pub fn follow(
         &mut self,
         session: SessionId,
@@ -273,16 +275,17 @@ impl Store {
         let FollowRequest { namespace, chain, from_peer, attempt, patience_ms } = ask;
         let (number, slices) = self.slices(session, namespace)?;
         let slices: Box<[u16]> = slices.into();
-        let found = self.walk(number, chain)?;
+        let mut found = self.walk(number, chain)?;
         let known = self.namespaces.get(number);
         let (rules, fingerprint) = (known.rules, known.fingerprint);
+        let chunks = self.most_followed(&rules, slices.len(), chain.len())?;
+        found.truncate(chunks);
         let pools: Box<[PoolSet]> = match rules.is_plain() {
             true => Box::default(),
-            false => (0..chain.len()).map(|position| rules.needed(position, chain.len())).collect(),
+            false => (0..chunks).map(|position| rules.needed(position, chunks)).collect(),
         };
-        let blocks = slices.len() * rules.blocks(chain.len());
-        let held = self.session(session)?.leased_blocks;
-        if blocks > MAX_MESSAGE_BLOCKS || held + blocks as u64 > self.limits.max_leased_blocks {
+        let blocks = slices.len() * rules.blocks(chunks);
+        if self.session(session)?.leased_blocks + blocks as u64 > self.limits.max_leased_blocks {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
         }
         let follow = self.next_number();
@@ -291,11 +294,11 @@ impl Store {
             fingerprint,
             slices,
             attempt,
-            chunks: chain.hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
-            hashes: chain.hashes.as_slice().into(),
+            chunks: chain.hashes[..chunks].iter().map(|&hash| Followed::Awaited(hash)).collect(),
+            hashes: chain.hashes[..chunks].into(),
             pools,
             links: Some(chain.links),
-            may_ask: vec![from_peer; chain.len()].into(),
+            may_ask: vec![from_peer; chunks].into(),
             patience_ms,
             deadline: now + patience_ms,
             has_moved: false,
@@ -339,6 +342,18 @@ impl Store {
         }
         self.follows.progressed.insert(follow);
         Ok(FollowStarted { follow, wanted })
+    }
+
+    /// How many of `chunks` chunks a session may follow at once.
+    fn most_followed(&self, rules: &PoolRules, slices: usize, chunks: usize) -> Result<usize, Refused> {
+        let most =
+            MAX_MESSAGE_BLOCKS.min(usize::try_from(self.limits.max_leased_blocks).unwrap_or(usize::MAX));
+        let followed = most_chunks(rules, slices, most, chunks);
+        // The state that a shorter prefix ends with is not handed over.
+        if followed < chunks && !rules.is_plain() {
+            return Err(Refused::FollowTooLarge { blocks: slices * rules.blocks(chunks), most });
+        }
+        Ok(followed)
     }
 
     /// Adds a chunk that cannot be read yet to a follow; returns whether there was room for it.

@@ -93,6 +93,16 @@ pub enum Refused {
         /// Bytes allowed.
         most: u64,
     },
+    /// A follow that is of use only as a whole, of more blocks than a session may lease.
+    #[error(
+        "a follow of {blocks} blocks; a session may follow {most} at once: open one session a slice, or use larger chunks"
+    )]
+    FollowTooLarge {
+        /// Blocks asked.
+        blocks: usize,
+        /// Blocks allowed.
+        most: usize,
+    },
     /// A number that names no pin of this tenant.
     #[error("this tenant has no pin {0} on this device, or no longer: `larder list pins` shows the pins")]
     UnknownPin(u64),
@@ -237,6 +247,7 @@ impl From<Refused> for Response {
             Refused::BlockTooLarge { .. }
             | Refused::WindowTooSmall { .. }
             | Refused::TooLarge { .. }
+            | Refused::FollowTooLarge { .. }
             | Refused::TooManyTensors { .. } => RefusalCode::TooLarge,
             Refused::Unknown { .. }
             | Refused::UnknownPin(_)

@@ -158,6 +158,21 @@ pub(super) fn assert_nothing_is_held(store: &Store) {
 }
 
 #[test]
+fn a_follow_of_more_blocks_than_may_be_leased_follows_as_many_as_fit() {
+    let mut w = World::with(StoreLimits { max_leased_blocks: 2, ..shared_limits(8) });
+    let reserved = w.reserve("abc");
+    let FollowStarted { follow, wanted } = w.start(w.reader, "abc", true, 0).unwrap();
+    assert_eq!((wanted.len(), w.progress(follow)), (0, (2, 0, false)));
+    w.hand_over(&reserved, 0, LAYERS);
+    w.commit(&reserved);
+    assert_eq!(w.progress(follow), (2, LAYERS, true));
+    let busy = w.start(w.reader, "a", false, 0);
+    assert!(matches!(busy, Err(Refused::Busy { .. })), "the session holds as much as it may: {busy:?}");
+    w.f.store.release(w.reader, follow).unwrap();
+    w.assert_nothing_is_held();
+}
+
+#[test]
 fn a_reader_sees_each_layer_when_it_is_handed_over_and_others_only_the_commit() {
     let mut w = World::new();
     let written = w.reserve("ab");

@@ -227,6 +227,20 @@ fn a_peer_is_told_of_the_pools_that_it_wants_by_their_numbers_among_these() {
 }
 
 #[test]
+fn a_follow_of_a_state_is_refused_if_its_blocks_are_more_than_may_be_leased() {
+    let limits = StoreLimits { max_leased_blocks: 4, ..shared_limits(8) };
+    let mut f = Fixture::with_spec(limits, &with_states());
+    let reader = join(&mut f, 1, &with_states());
+    let mut w = World { f, reader };
+    let chain = w.f.chain("abcd");
+    let (namespace, attempt, patience_ms) = (w.f.namespace, 0, PATIENCE);
+    let ask = FollowRequest { namespace, chain: &chain, from_peer: true, attempt, patience_ms };
+    let refused = w.f.store.follow(w.reader, ask, NOW);
+    assert_eq!(refused, Err(Refused::FollowTooLarge { blocks: 5, most: 4 }));
+    w.assert_nothing_is_held();
+}
+
+#[test]
 fn a_follow_without_room_takes_none() {
     let mut w = World::new(4, &with_states());
     let chain = w.f.chain("abcd");
