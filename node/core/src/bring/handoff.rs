@@ -3,7 +3,7 @@
 //! A session that follows asks for the progress of its chunks. The answer comes when there is news, or when the session has
 //! waited long enough. A node asks the writer's node once; the writer's node then sends layers as they become ready.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use larder_protocol::handoff::{AskInPlace, Follow, InPlace, Writer};
@@ -72,20 +72,24 @@ impl Core {
         self.bring.sources.peers.is_some() && writer.node != self.node
     }
 
-    /// Gives up orders that wait for an earlier attempt at writing one of these chunks.
+    /// Gives up orders that wait for an earlier attempt at writing these chunks. An order that brings other chunks too is of another
+    /// prompt, and goes on.
     fn end_earlier_attempts(&mut self, fingerprint: Fingerprint, hashes: &[ChunkHash], attempt: u64) {
-        let order_of = |fetch: &Fetch| {
-            let is_named = fetch.fingerprint == fingerprint && hashes.contains(&fetch.wanted.chunk.hash);
-            fetch.order().filter(|_| is_named)
-        };
-        let mut orders: Vec<OrderNumber> = self.bring.fetches.values().filter_map(order_of).collect();
-        orders.sort_unstable();
-        orders.dedup();
-        for order in orders {
+        if attempt == 0 {
+            return;
+        }
+        let hashes: HashSet<&ChunkHash> = hashes.iter().collect();
+        // For each earlier order, whether all of its chunks are named.
+        let mut orders = BTreeMap::<OrderNumber, bool>::new();
+        for fetch in self.bring.fetches.values() {
+            let Some(order) = fetch.order() else { continue };
             if self.bring.orders.get(&order).is_some_and(|order| order.is_before(attempt)) {
-                self.effects.push_back(Effect::CancelOrder(order));
+                let is_named = fetch.fingerprint == fingerprint && hashes.contains(&fetch.wanted.chunk.hash);
+                *orders.entry(order).or_insert(true) &= is_named;
             }
         }
+        let ended = orders.into_iter().filter(|&(_, is_named)| is_named);
+        self.effects.extend(ended.map(|(order, _)| Effect::CancelOrder(order)));
     }
 
     /// Asks the writers' nodes for followed chunks that another request's fetch should have brought and did not. While an order's

@@ -239,6 +239,29 @@ fn a_later_attempt_waits_for_no_earlier_one() {
 }
 
 #[test]
+fn a_later_attempt_at_another_prompt_shares_the_chunks_that_both_begin_with() {
+    let mut w = world();
+    let first = w.follow("abc", Some("b"));
+    let (order, _) = w.order();
+    let other = w.follow_attempt("abd", Some("c"), 2);
+    let (rest, node, chunks) = w.order_to();
+    assert_eq!((node.as_str(), chunks), ("c", 1), "the first order goes on");
+    for chunk in 0..3 {
+        w.tell(Event::FollowedCame { order, chunk, came: here(1) });
+    }
+    w.order_fails(order, 0);
+    w.tell(Event::FollowedCame { order: rest, chunk: 0, came: here(1) });
+    w.order_fails(rest, 0);
+    for follow in [first, other] {
+        let request = w.ask_in_place(follow, (3, 0), 0);
+        let in_place = w.in_place(request);
+        assert_eq!((in_place.chunks, in_place.is_whole), (3, true));
+        w.asks(w.session, Request::Release(follow));
+    }
+    assert!(w.is_at_rest());
+}
+
+#[test]
 fn a_follow_that_begins_while_an_abandoned_order_ends_asks_anew() {
     let mut w = world();
     let first = w.follow("ab", Some("b"));
