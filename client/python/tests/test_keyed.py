@@ -136,9 +136,18 @@ def test_more_than_the_window_holds_is_saved_in_parts(cluster, request):
 
 
 def test_keys_are_saved_from_the_last_on_with_those_of_their_priority():
-    assert list(groups(5, 3, ())) == [([4, 3, 2], 0), ([1, 0], 0)]
-    assert list(groups(5, 3, [1, 0, 0, 2, 2])) == [([4, 3], 2), ([2, 1], 0), ([0], 1)]
-    assert list(groups(0, 3, ())) == []
+    five = keys(range(5))
+    assert list(groups(five, 3, ())) == [([4, 3, 2], 0), ([1, 0], 0)]
+    assert list(groups(five, 3, [1, 0, 0, 2, 2])) == [([4, 3], 2), ([2, 1], 0), ([0], 1)]
+    assert list(groups([], 3, ())) == []
+    assert list(groups(keys([1, 2, 1, 2]), 3, ())) == [([3, 2], 0), ([1, 0], 0)]
+
+
+def test_a_key_that_comes_twice_in_a_call_is_saved_and_loaded_in_both_places(rank):
+    assert rank.save([1, 2, 1]) == [True] * 3
+    assert rank.load([2, 1, 2, 2, 1]) == (5, [content(number, BLOCK) for number in (2, 1, 2, 2, 1)])
+    assert rank.exists([1, 1, 3, 2, 3]) == [True, True, False, True, False]
+    assert rank.counted("saved_keys", "present_keys", "failures") == (2, 1, 0)
 
 
 def test_more_keys_than_one_question_holds_are_asked_in_parts(rank, monkeypatch):

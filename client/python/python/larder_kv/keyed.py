@@ -82,19 +82,19 @@ class Keyed:
         self._timeout_seconds, self._logger = timeout_seconds, logger
 
     def exists(self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes]) -> list[bool]:
-        """For each key, whether it can be loaded. Keys have 32 bytes; none comes twice."""
+        """For each key, whether it can be loaded. Keys have 32 bytes."""
         found = [False] * len(keys)
         self._counts.add("lookups")
         self._counts.add("asked_keys", len(keys))
 
         def look(opened: Opened, deadline: float) -> None:
             namespace = opened.namespace(spec)
-            for start in range(0, len(keys), LOOKUP_KEYS):
-                if time.monotonic() > deadline:
-                    return
-                part = list(keys[start : start + LOOKUP_KEYS])
+            start = 0
+            while start < len(keys) and time.monotonic() <= deadline:
+                part = distinct(keys[start : start + LOOKUP_KEYS])
                 for span in opened.session.lookup(namespace, namespace.chain(part)).spans:
                     found[start + span.start : start + span.end] = [True] * (span.end - span.start)
+                start += len(part)
 
         self._try(look)
         self._counts.add("found_keys", sum(found))
@@ -108,7 +108,7 @@ class Keyed:
             nonlocal loaded
             namespace = opened.namespace(spec)
             while loaded < len(keys) and time.monotonic() <= deadline:
-                part = list(keys[loaded : loaded + LOOKUP_KEYS])
+                part = distinct(keys[loaded : loaded + LOOKUP_KEYS])
                 with opened.session.lease(namespace, namespace.chain(part)) as lease:
                     come = lease.chunks
                     if come == 0:
@@ -142,7 +142,7 @@ class Keyed:
             # An engine that the node trusts has no window, and writes to its memory.
             at_once = max((session.window_bytes or UNBOUNDED_BYTES) // (2 * namespace.block_bytes()), 1)
             # From the last to the first: keys of a prompt come in the prompt's order, and the youngest key stays longest.
-            for group, priority in groups(len(keys), at_once, priorities):
+            for group, priority in groups(keys, at_once, priorities):
                 if time.monotonic() > deadline:
                     return
                 chain = namespace.chain([keys[number] for number in group])
@@ -181,13 +181,26 @@ class Keyed:
             self._logger.exception("a call to the Larder node failed")
 
 
-def groups(keys: int, at_once: int, priorities: Sequence[int]) -> Iterator[tuple[list[int], int]]:
-    """The numbers of keys that are saved together, from the last to the first, with the priority that they share."""
-    end = keys
+def distinct(keys: Sequence[bytes]) -> list[bytes]:
+    """The keys before the first that comes a second time: no chain has a key twice."""
+    seen: set[bytes] = set()
+    for position, key in enumerate(keys):
+        if key in seen:
+            return list(keys[:position])
+        seen.add(key)
+    return list(keys)
+
+
+def groups(keys: Sequence[bytes], at_once: int, priorities: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+    """The numbers of keys that are saved together, from the last to the first, with the priority that they share. No group has a
+    key twice."""
+    end = len(keys)
     while end > 0:
         priority = priorities[end - 1] if priorities else 0
         first = end - 1
         while first > max(end - at_once, 0) and (not priorities or priorities[first - 1] == priority):
             first -= 1
-        yield list(range(end - 1, first - 1, -1)), priority
-        end = first
+        numbers = range(end - 1, first - 1, -1)
+        numbers = numbers[: len(distinct([keys[number] for number in numbers]))]
+        yield list(numbers), priority
+        end -= len(numbers)
