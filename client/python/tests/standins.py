@@ -86,7 +86,7 @@ class Engine(StandIn):
     ]
 
     def __init__(self, node: str = "") -> None:
-        self.node, self.asked = node, []
+        self.node, self.device, self.asked = node, 0, []
         self.deeds: queue.Queue[Deed] = queue.Queue()
         self.serve: Deed = answer
         self.api_key: str | None = None
@@ -118,7 +118,7 @@ class Engine(StandIn):
         if not self.is_allowed(handler):
             return handler.say(401, {"error": "Unauthorized"})
         if params.get("report_node"):
-            told = {"node": self.node, "device": 0} if self.node else None
+            told = {"node": self.node, "device": self.device} if self.node else None
             return handler.say(200, {"kv_transfer_params": told})
         self.asked.append(body)
         self.came.release()

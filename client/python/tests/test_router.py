@@ -431,6 +431,16 @@ def test_both_begin_at_the_same_time(made):
     assert decode["kv_transfer_params"]["do_remote_prefill"] is True
 
 
+def test_decode_hears_the_device_of_a_prefill_whose_node_is_named(made):
+    prefill, decode = made(Engine, "p"), made(Engine, "d")
+    prefill.device = 3
+    router = made(Router, f"--prefill=p={prefill.url}", f"--decode={decode.url}", "--hand-over=at-once").knows(prefill, decode)
+    until(lambda: "uses the node p" in log_of(router))
+    router.ask()
+    (asked,) = asked_of([decode])
+    assert (asked["kv_transfer_params"]["remote_node"], asked["kv_transfer_params"]["remote_device"]) == ("p", 3)
+
+
 def test_a_request_that_kills_engines_kills_three_of_a_kind(made):
     prefills, decodes = ([made(Engine, f"{kind}-{number}") for number in range(8)] for kind in ("p", "d"))
     named = [f"--prefill={one.url}" for one in prefills] + [f"--decode={one.url}" for one in decodes]

@@ -227,7 +227,8 @@ class Fleet:
                     await self._learn(engine)
 
     async def _learn(self, engine: Engine) -> None:
-        """Asks an engine for its models, and, unless the command line names its node, with a request of one token for the node."""
+        """Asks an engine for its models, and, with a request of one token, for its node and device. An engine whose node the command
+        line names is asked only if decode needs its device."""
         async with self._session.get(engine.url + "/v1/models", **self.own(engine)) as answer:
             if answer.status in (401, 403) and not engine.has_refused:
                 engine.has_refused = True
@@ -238,7 +239,7 @@ class Fleet:
             models = (await answer.json())["data"]
         engine.model = models[0]["id"]
         engine.adapters = {one["id"]: one["root"] for one in models if one.get("parent")}
-        if engine.source.node is not None:
+        if engine.source.node is not None and engine.source.role != "prefill":
             engine.is_known = True
             return
         params = {"report_node": True}
@@ -250,7 +251,7 @@ class Fleet:
             async with self._session.post(engine.url + path, json=body, **self.own(engine)) as answer:
                 if answer.status != 404:
                     told = (await answer.json())["kv_transfer_params"]
-                    engine.node, engine.device = told["node"], told["device"]
+                    engine.node, engine.device = engine.source.node or told["node"], told["device"]
                     engine.is_known = True
                     logger.info("%s uses the node %s", engine.url, engine.node)
                     return
