@@ -292,6 +292,13 @@ impl Server {
             PeerRequest::Offer(offer) if offer.chunks.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one offer")
             }
+            PeerRequest::Moved(chunks) if chunks.hashes.len() > MAX_FETCH_CHUNKS => {
+                Err("too many chunks in one move")
+            }
+            // Nobody finds the chunks of a node that is no member.
+            PeerRequest::Moved(_) if is_node && self.peers.number_of(&peer.name).is_none() => {
+                Err("only members of the cluster may take chunks over")
+            }
             PeerRequest::Follow(_)
             | PeerRequest::FollowPools(_)
             | PeerRequest::Damaged(_)

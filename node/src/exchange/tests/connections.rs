@@ -2,7 +2,8 @@
 
 use larder_protocol::ChunkRef;
 use larder_protocol::drain::{Take, TakeChunk};
-use larder_protocol::peer::{Announce, Find};
+use larder_protocol::limits::MAX_FETCH_CHUNKS;
+use larder_protocol::peer::{Announce, Chunks, Find};
 use larder_protocol::table::Epoch;
 
 use super::follows::follows_once;
@@ -109,6 +110,24 @@ fn chunks_are_offered_and_taken_in_both_directions_over_one_connection() {
             assert!(matches!(answer, Ok(PeerResponse::Taken(taken)) if taken.is_kept == [true]));
         }
         assert_eq!((a.opened(), b.opened()), ([0, 1], [1, 0]));
+    });
+}
+
+#[test]
+fn chunks_move_only_to_members_of_the_cluster() {
+    among(ExchangeLimits::default(), async |[a, b, ..], _| {
+        let moves = async |chunks| {
+            let hashes = vec![ChunkHash([1; 32]); chunks];
+            let moved = PeerRequest::Moved(Chunks { device: 0, fingerprint: SPACE, hashes });
+            match b.sends(1, moved).await.unwrap() {
+                PeerResponse::Refused(why) => why,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(moves(1).await, "there is no such device", "the actor of a member's request is asked");
+        assert_eq!(moves(MAX_FETCH_CHUNKS + 1).await, "too many chunks in one move");
+        a.take_table(&table_of(2, &[(&a.endpoint, 1, 10)])).await;
+        assert_eq!(moves(1).await, "only members of the cluster may take chunks over");
     });
 }
 
