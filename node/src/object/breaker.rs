@@ -42,6 +42,15 @@ impl Breaker {
         opens
     }
 
+    /// As [`Breaker::failed`], of a store that refused a request: it may have refused one object, so the first trial is due at once.
+    pub fn refused(&mut self, now: Duration) -> bool {
+        let opens = self.failed(now);
+        if opens {
+            self.trial_at = Some(now);
+        }
+        opens
+    }
+
     /// Notes that the store was silent for as long as anybody waits: it is left alone from `now` on, and tried again at once.
     /// Returns whether this opened the breaker.
     pub fn went_silent(&mut self, now: Duration) -> bool {
@@ -82,6 +91,15 @@ mod tests {
         assert!(breaker.failed(Duration::from_secs(1)), "opened once");
         assert!(!breaker.failed(Duration::from_secs(3)), "and not again");
         assert_eq!(breaker.trial_at(), Some(Duration::from_secs(1) + RETRY_EVERY));
+    }
+
+    #[test]
+    fn refusals_in_a_row_open_it_and_the_first_trial_is_due_at_once() {
+        let mut breaker = Breaker::default();
+        let now = Duration::from_secs(9);
+        (1..MOST_FAILURES).for_each(|_| assert!(!breaker.refused(now)));
+        assert!(breaker.refused(now) && !breaker.refused(now + RETRY_EVERY));
+        assert_eq!(breaker.trial_at(), Some(now));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::super::breaker::Breaker;
 use super::super::metrics::Side;
-use super::super::trouble::Trouble;
+use super::super::trouble::{Trouble, TroubleKind};
 use super::Client;
 
 /// The state of one side of the store.
@@ -103,7 +103,11 @@ impl Client {
 
     /// Notes that the store failed. Returns whether it is left alone from now on.
     pub(super) fn failed(&self, side: Side, trouble: &Trouble) -> bool {
-        self.note(side, trouble, Breaker::failed)
+        let note = match trouble.kind {
+            TroubleKind::Denied => Breaker::refused,
+            _ => Breaker::failed,
+        };
+        self.note(side, trouble, note)
     }
 
     /// Notes that the store is silent: it is left alone, and tried again at once.

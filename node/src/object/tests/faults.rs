@@ -133,6 +133,9 @@ async fn objects_that_the_store_alone_refuses_are_missed_until_written_again_and
     let answers = join_all(orders.into_iter().map(|order| rig.client.read(order, deadline()))).await;
     assert!(answers.iter().all(|answer| *answer == ReadAnswer::Closed));
     assert!(rig.client.is_open(Side::Reading));
+    let start = Instant::now();
+    rig.client.trial(Side::Reading).await;
+    assert_eq!(start.elapsed(), Duration::ZERO, "reads of the other objects wait for no pause");
     rig.client.try_again(Side::Reading, deadline()).await;
     for number in archived.clone() {
         let chunk = single(number).key();
