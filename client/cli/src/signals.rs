@@ -1,4 +1,4 @@
-//! The wish to stop: Ctrl-C or SIGTERM.
+//! The wish to stop: Ctrl-C, SIGTERM, or the end of the terminal.
 
 use std::future::Future;
 use std::io;
@@ -15,4 +15,29 @@ pub(crate) fn stop() -> io::Result<impl Future<Output = ()>> {
             _ = terminate.recv() => {}
         }
     })
+}
+
+/// As [`stop`], and ready at SIGHUP too, which tells that the terminal is closed. If this process was told to outlive its terminal
+/// (`nohup`), SIGHUP means nothing.
+pub(crate) fn stop_or_hangup() -> io::Result<impl Future<Output = ()>> {
+    let hangup = if ignores_hangups()? { None } else { Some(signal(SignalKind::hangup())?) };
+    let stop = stop()?;
+    Ok(async move {
+        match hangup {
+            Some(mut hangup) => tokio::select! {
+                () = stop => {}
+                _ = hangup.recv() => {}
+            },
+            None => stop.await,
+        }
+    })
+}
+
+/// Whether this process was started with SIGHUP ignored.
+fn ignores_hangups() -> io::Result<bool> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|signals| u64::from_str_radix(signals.trim(), 16).ok());
+    // Bit 0 is signal 1, SIGHUP.
+    Ok(ignored.is_some_and(|signals| signals & 1 == 1))
 }

@@ -38,7 +38,13 @@ impl Place {
     /// Starts a cluster and waits until it is ready.
     fn cluster(&self, args: &[&str]) -> Cluster {
         let mut command = self.command(&["dev", "--json"]);
-        let mut child = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        command.args(args);
+        Self::start(command)
+    }
+
+    /// Starts a cluster by this command and waits until it is ready.
+    fn start(mut command: Command) -> Cluster {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let ready =
@@ -93,7 +99,7 @@ fn json(output: &Output) -> Value {
 
 #[test]
 fn a_signal_stops_every_process_and_leaves_nothing_behind() {
-    for signal in [Signal::INT, Signal::TERM] {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         let place = Place::new();
         let cluster = place.cluster(&["--arena-bytes", "16MiB"]);
         assert!(cluster.ready["ready_after_seconds"].as_f64().unwrap() < 2.0, "{}", cluster.ready);
@@ -104,6 +110,19 @@ fn a_signal_stops_every_process_and_leaves_nothing_behind() {
         assert!(children.into_iter().all(|pid| test_kill_process(pid).is_err()), "a child is left");
         assert!(place.left().is_empty(), "{:?}", place.left());
     }
+}
+
+#[test]
+fn a_cluster_that_was_told_to_outlive_its_terminal_does() {
+    let place = Place::new();
+    let mut nohup = Command::new("nohup");
+    nohup.args([env!("CARGO_BIN_EXE_larder"), "dev", "--json", "--arena-bytes", "16MiB"]);
+    nohup.env("XDG_RUNTIME_DIR", place.runtime.path()).env_remove("LARDER_LOG");
+    let cluster = Place::start(nohup);
+    cluster.signal(Signal::HUP);
+    assert!(place.run(&["status"]).status.success());
+    cluster.signal(Signal::TERM);
+    assert_eq!(cluster.end().0, Some(0));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::failure::Usage;
 use crate::tracing::TraceOptions;
 use crate::{output, signals, values};
 
-/// Run a development cluster on this machine until Ctrl-C or SIGTERM
+/// Run a development cluster on this machine until Ctrl-C, SIGTERM or the end of the terminal
 ///
 /// The command starts a coordinator and nodes as separate processes, on free ports of the loopback interface, and prints their
 /// addresses. It makes an authority and certificates for them. The nodes share their chunks. `larder status` and `larder lookup`
@@ -107,7 +107,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn serve(options: DevOptions, json: bool) -> anyhow::Result<ExitCode> {
-    let stop = signals::stop()?;
+    let stop = signals::stop_or_hangup()?;
     tokio::pin!(stop);
     let mut cluster = tokio::select! {
         started = DevCluster::start(options) => started.map_err(explain)?,

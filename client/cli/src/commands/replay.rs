@@ -184,7 +184,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Starts or finds the nodes, plays the trace, stops the started nodes, and prints the results.
 async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
-    let stop = signals::stop()?;
+    let stop = signals::stop_or_hangup()?;
     tokio::pin!(stop);
     let started = tokio::select! {
         started = args.nodes() => started,
