@@ -97,6 +97,7 @@ fn a_command_that_needs_one_of_two_choices_names_both() {
     for (args, choices) in [
         (&["purge"][..], "<--tenant <NAME>|--namespace-id <FINGERPRINT>>"),
         (&["restart"], "<NODE|--rolling>"),
+        (&["dev", "2"], "for 2 nodes, say `larder dev --nodes 2`"),
         (&["purge", "--tenant", "a", "--namespace-id", "abababababababab"], "cannot be used with"),
         (&["purge", "--namespace-id", "abab"], "a namespace's fingerprint has 16 to 64 hexadecimal digits"),
     ] {
@@ -359,6 +360,12 @@ fn doctor_finds_what_is_wrong_with_the_files_of_a_configuration() {
 
     std::fs::write(&file, "nonsense = 1").unwrap();
     assert_eq!(doctor().status.code(), Some(2));
+
+    std::fs::write(&file, "[state]\npath = \"/nowhere/c.redb\"").unwrap();
+    let output = doctor();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("node.toml is a coordinator's configuration, and a node's is needed"), "{text}");
 }
 
 #[test]

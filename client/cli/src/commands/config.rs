@@ -118,6 +118,17 @@ impl Check {
     }
 }
 
+/// Reads a node's configuration file. The error of a coordinator's file says that it is one.
+pub(crate) fn load_node(file: &Path) -> anyhow::Result<Config> {
+    Config::load(file).map_err(|error| match role_of(file) {
+        Ok(Role::Coordinator) => anyhow::Error::from(error).context(format!(
+            "{0} is a coordinator's configuration, and a node's is needed (`larder config check {0}` checks it)",
+            file.display()
+        )),
+        _ => error.into(),
+    })
+}
+
 /// Checks that no file of another kind has the path of a tenant's socket. Opens no file.
 pub(crate) fn check_sockets(limits: &Limits) -> Result<(), NotASocket> {
     limits.tenants.iter().try_for_each(|tenant| check_socket_path(&tenant.socket))

@@ -1,5 +1,6 @@
 //! `larder dev`: runs a development cluster.
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -29,6 +30,10 @@ pub(crate) struct Args {
     /// Number of nodes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     nodes: u16,
+
+    /// A number of nodes without its option
+    #[arg(hide = true, value_parser = without_option)]
+    without_option: Option<Infallible>,
 
     /// Memory of each node's arena [default: enough for the chunks, or 256 MiB]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
@@ -157,6 +162,14 @@ fn announce(cluster: &DevCluster, json: bool) -> anyhow::Result<()> {
     Ok(output::print(&format!(
         "{table}\n{console}Logs and config files: {dir}\nReady after {seconds:.2} s. Ctrl-C stops the cluster."
     ))?)
+}
+
+/// Refuses a word that belongs to no option.
+fn without_option(word: &str) -> Result<Infallible, String> {
+    Err(match word.parse::<u16>() {
+        Ok(nodes) => format!("for {nodes} nodes, say `larder dev --nodes {nodes}`"),
+        Err(_) => "`larder dev` takes options only, such as `--nodes 2`".to_owned(),
+    })
 }
 
 /// Marks errors in the options as the user's.

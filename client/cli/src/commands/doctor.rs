@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::address::Coordinators;
 use crate::cluster::ask_coordinator;
+use crate::commands::config::load_node;
 use crate::doctor::{Files, Finding, Level, Probes, Subject};
 use crate::failure::{FAILED, Usage};
 use crate::{context, output};
@@ -81,7 +82,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn subject(args: &Args) -> anyhow::Result<Subject> {
     let root = Path::new("/");
-    let config = args.config.as_deref().map(Config::load).transpose();
+    let config = args.config.as_deref().map(load_node).transpose();
     let config = config.context(Usage("the configuration cannot be used".into()))?.unwrap_or_default();
     let coordinators = config.cluster.iter().flat_map(|cluster| cluster.coordinator.split(','));
     let mut targets: Vec<String> = coordinators.map(|coordinator| coordinator.trim().to_owned()).collect();

@@ -93,7 +93,7 @@ impl Args {
 /// The limits of the configuration file, or of the defaults, on this machine. With a file, also the means to read the file again.
 fn limits(file: Option<&Path>, record: Option<&Path>) -> anyhow::Result<(Limits, Option<Reloadable>)> {
     let mut config = match file {
-        Some(path) => Config::load(path)?,
+        Some(path) => config::load_node(path)?,
         None => Config::default(),
     };
     let in_file = config.clone();
