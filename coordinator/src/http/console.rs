@@ -201,7 +201,12 @@ impl Token {
     /// # Errors
     /// The file cannot be read.
     pub(crate) fn read(&self) -> std::io::Result<String> {
-        self.0.as_ref().map_or(Ok(String::new()), |file| Ok(std::fs::read_to_string(file)?.trim().to_owned()))
+        let Some(file) = &self.0 else { return Ok(String::new()) };
+        // Reading something else than a file could wait for ever.
+        if !file.metadata()?.is_file() {
+            return Err(std::io::Error::other("it is no regular file"));
+        }
+        Ok(std::fs::read_to_string(file)?.trim().to_owned())
     }
 
     fn is(&self, given: Option<&str>) -> bool {
@@ -430,6 +435,8 @@ const MOST_BODY_BYTES: usize = 900 << 10;
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
 
     fn read(headers: &[(&'static str, &str)], is_near: bool) -> Result<(), Refused> {
@@ -462,6 +469,14 @@ mod tests {
         std::fs::remove_file(folder.path().join("admin")).unwrap();
         assert!(!admin.is(Some("other")) && !admin.is(Some("")));
         assert!(!Token::new(None).is(Some("")));
+    }
+
+    #[test]
+    fn no_token_is_read_from_a_pipe() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("token");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        assert!(Token::new(Some(pipe)).read().unwrap_err().to_string().contains("no regular file"));
     }
 
     #[test]

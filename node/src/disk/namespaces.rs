@@ -94,9 +94,14 @@ impl NamespaceFolder {
     }
 
     fn read(&self, name: &str) -> io::Result<KnownNamespace> {
+        let path = self.path.join(name);
+        // Reading something else than a file could wait for ever.
+        if !path.metadata()?.is_file() {
+            return Err(io::Error::other("it is no regular file"));
+        }
         // The bytes of a file need an aligned copy.
         let mut bytes = AlignedVec::<16>::new();
-        bytes.extend_from_reader(&mut File::open(self.path.join(name))?)?;
+        bytes.extend_from_reader(&mut File::open(path)?)?;
         let known = rkyv::from_bytes::<KnownNamespace, rancor::Error>(&bytes).ok();
         known.filter(|known| known.name() == name).ok_or_else(|| io::Error::other("it is damaged"))
     }
@@ -127,6 +132,7 @@ const TEMPORARY: &str = ".new";
 mod tests {
     use larder_protocol::namespace::HashAlgorithm;
     use larder_protocol::{HitPolicy, PoolSpec};
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
 
@@ -196,6 +202,15 @@ mod tests {
         fs::write(&half, b"x").unwrap();
         assert_eq!(described(folder.path(), &["a", "b", "c"]).1, [namespace("b")]);
         assert!(!half.exists());
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_description_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        described(folder.path(), &[]).0.record(&namespace("b")).unwrap();
+        let pipe = folder.path().join(namespace("a").name());
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        assert_eq!(described(folder.path(), &["a", "b"]).1, [namespace("b")]);
     }
 
     #[test]
