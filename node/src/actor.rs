@@ -208,8 +208,8 @@ impl GpuActor {
     }
 
     /// Counts a lookup. A whole lookup also goes to the lookup log, if there is one, and to the past lookups.
-    fn looked_up(&mut self, ask: &Lookup, found: &Found) {
-        let Some(lookup) = self.core.looked_up(ask, found) else { return };
+    fn looked_up(&mut self, session: SessionId, ask: &Lookup, found: &Found) {
+        let Some(lookup) = self.core.looked_up(session, ask, found) else { return };
         self.hands.metrics.looked_up(&lookup);
         if !lookup.is_whole() {
             return;

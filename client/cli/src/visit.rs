@@ -26,7 +26,7 @@ pub(crate) fn every_device(socket: &Path) -> anyhow::Result<Vec<Session>> {
     Ok(sessions)
 }
 
-/// A session with one device.
+/// A session with one device, whose lookups are not counted as an engine's.
 ///
 /// # Errors
 /// No node answers there, or the node takes no session.
@@ -37,7 +37,9 @@ pub(crate) fn device_of(socket: &Path, device: u16) -> Result<Session, SessionEr
         window_bytes: 0,
         ..SessionOptions::default()
     };
-    Session::connect(socket, options).wait()
+    let session = Session::connect(socket, options).wait()?;
+    session.observe();
+    Ok(session)
 }
 
 /// Makes a namespace known to a device, as an engine with all of its slices would.

@@ -191,6 +191,9 @@ fn a_replay_through_the_nodes_of_a_coordinator_shows_in_status_and_lookup() {
     let capped =
         json(&place.run(&["lookup", "0", "1", "--prompt-tokens", "1024", "--block-bytes", "4096", "--json"]));
     assert_eq!(capped[0]["tokens_found"], 512, "a token is left to compute");
+    let status = json(&place.run(&["status", "--json"]));
+    let asked = &status["nodes"][0]["actors"][0]["tokens_asked"];
+    assert_eq!(*asked, report["tokens_asked"], "the command is no engine");
     cluster.signal(Signal::TERM);
     assert_eq!(cluster.end().0, Some(0));
 }

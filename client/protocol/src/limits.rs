@@ -2,7 +2,7 @@
 
 /// The latest version of the session protocol that this release speaks; a session has the lower version of its two sides. In
 /// sessions of the version before, anchors name shorter runs ([`crate::chain::Chain::for_session`]), and there are no names of
-/// requests and no descriptions of chunks.
+/// requests, no descriptions of chunks and no sessions of operators.
 pub const SESSION_VERSION: u16 = 6;
 
 /// The first version of the session protocol in which an engine may name its requests.
@@ -10,6 +10,9 @@ pub const NAMES_SINCE_SESSION_VERSION: u16 = 6;
 
 /// The first version of the session protocol in which an engine may describe chunks.
 pub const DESCRIPTIONS_SINCE_SESSION_VERSION: u16 = 6;
+
+/// The first version of the session protocol in which a session may say that it asks for an operator.
+pub const OBSERVERS_SINCE_SESSION_VERSION: u16 = 6;
 
 /// The earliest version of the session protocol that this release speaks.
 pub const EARLIEST_SESSION_VERSION: u16 = 5;

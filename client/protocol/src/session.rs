@@ -94,6 +94,9 @@ pub enum Request {
     Name(String),
     /// Describes chunks by their tokens, for the node's events. No answer.
     Describe(Describe),
+    /// Says that the session asks for an operator, and not for an engine: the node counts and logs none of its later lookups. No
+    /// answer.
+    Observe,
 }
 
 impl Request {

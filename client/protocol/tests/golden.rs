@@ -155,7 +155,7 @@ fn new_in_version_2() -> Vec<Sample> {
     ];
     let mut all = messages("peer-request-since-2", new_requests());
     all.extend(messages("peer-response-since-2", new_responses()));
-    all.extend(requests("request-since-2", vec![Request::Name("req-7".into())]));
+    all.extend(requests("request-since-2", vec![Request::Name("req-7".into()), Request::Observe]));
     all.extend(messages("follower-since-2", followers));
     all.extend(messages("coordinator-v2", coordinators));
     all

@@ -9,7 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder_protocol::describe::{Describe, Described};
-use larder_protocol::limits::{DESCRIPTIONS_SINCE_SESSION_VERSION, MAX_FRAME_BYTES, MAX_NAME_BYTES};
+use larder_protocol::limits::{
+    DESCRIPTIONS_SINCE_SESSION_VERSION, MAX_FRAME_BYTES, MAX_NAME_BYTES, OBSERVERS_SINCE_SESSION_VERSION,
+};
 use larder_protocol::session::{Request, Response};
 use larder_protocol::{ChunkHash, TraceContext};
 
@@ -89,6 +91,14 @@ impl Session {
         let fingerprint = namespace.fingerprint();
         for chunks in in_frames(chunks) {
             self.link.post(&Request::Describe(Describe { fingerprint, chunks }));
+        }
+    }
+
+    /// Tells the node that this session asks for an operator, and not for an engine: the node counts and logs none of its later
+    /// lookups. A node of the release before is not told, and counts them.
+    pub fn observe(&self) {
+        if self.link.welcome.version >= OBSERVERS_SINCE_SESSION_VERSION {
+            self.link.post(&Request::Observe);
         }
     }
 

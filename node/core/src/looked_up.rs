@@ -1,5 +1,6 @@
 //! The facts of an answered lookup: for hit rates, the lookup log, and trying other caches.
 
+use larder_protocol::limits::MAX_CHAIN_CHUNKS;
 use larder_protocol::session::{Found, Lookup};
 use larder_protocol::{ChunkHash, Fingerprint};
 
@@ -7,6 +8,7 @@ use crate::Core;
 use crate::bring::prefetch::prefill_speed;
 use crate::effect::{Counted, Effect};
 use crate::store::Usable;
+use crate::store::ids::SessionId;
 use crate::time::Millis;
 use crate::what_if::PastLookup;
 
@@ -23,7 +25,7 @@ pub struct LookedUp<'a> {
     pub fingerprint: Fingerprint,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
-    /// Tokens of the prompt: as many as the engine says, up to a bound, so that sums do not overflow.
+    /// Tokens of the prompt: as many as the engine says, if a prompt with these full chunks can have them.
     pub prompt_tokens: u64,
     /// The chunks that could have been hit: the prompt's full chunks, with a token left to compute.
     pub usable: &'a [ChunkHash],
@@ -52,24 +54,45 @@ impl LookedUp<'_> {
 }
 
 impl Core {
-    /// The facts of an answered lookup; `None` for a namespace that nobody registered.
+    /// The facts of an answered lookup; `None` for a namespace that nobody registered, and for an operator's lookup.
     #[must_use]
-    pub fn looked_up<'a>(&self, ask: &'a Lookup, found: &'a Found) -> Option<LookedUp<'a>> {
-        let prompt_tokens = ask.prompt_tokens.min(MOST_PROMPT_TOKENS);
-        let usable = self.store.usable(ask.namespace, &ask.chain, prompt_tokens)?;
+    pub fn looked_up<'a>(
+        &self,
+        session: SessionId,
+        ask: &'a Lookup,
+        found: &'a Found,
+    ) -> Option<LookedUp<'a>> {
+        if self.store.is_observer(session) {
+            return None;
+        }
+        let usable = self.store.usable(ask.namespace, &ask.chain, ask.prompt_tokens)?;
         let Usable { chunks, chunk_tokens, fingerprint } = usable;
+        let prompt_tokens = ask.prompt_tokens.min(most_prompt_tokens(ask, chunk_tokens));
         let usable = &ask.chain.hashes[..chunks];
         Some(LookedUp { at: self.millis(), ask, found, fingerprint, chunk_tokens, prompt_tokens, usable })
     }
 
     /// Counts the seconds of prefill that a hit saves. The speed counts as one token a second at least: an engine may say that it
     /// is arbitrarily slow, and an infinite sum would stay infinite.
-    pub(crate) fn avoided(&mut self, ask: &Lookup, tokens: u64) {
-        if let Some(tokens_per_second) = prefill_speed(ask) {
+    pub(crate) fn avoided(&mut self, session: SessionId, ask: &Lookup, tokens: u64) {
+        let is_counted = !self.store.is_observer(session);
+        if let Some(tokens_per_second) = prefill_speed(ask).filter(|_| is_counted) {
             let seconds = tokens as f64 / tokens_per_second.max(1.0);
             self.effects.push_back(Effect::Count(Counted::Avoided(ask.namespace, seconds)));
         }
     }
+}
+
+/// The most tokens of a prompt with these full chunks. The last chunk may be left out if nothing follows it: a token at least is
+/// left to compute.
+fn most_prompt_tokens(ask: &Lookup, chunk_tokens: u32) -> u64 {
+    let (chain, chunks) = (&ask.chain, ask.chain.len() as u64);
+    // A lookup that reads nothing need not name chunks, and no chain is longer than this.
+    if ask.skip_read || chain.len() >= MAX_CHAIN_CHUNKS {
+        return MOST_PROMPT_TOKENS;
+    }
+    let before = chain.hashes.first().map_or(0, |_| u64::from(chain.chunk(0).index));
+    (before + chunks + 1) * u64::from(chunk_tokens)
 }
 
 /// Tokens of a prompt that are counted: far more than any model takes.

@@ -29,6 +29,10 @@ impl Core {
                 self.forget_copy(request.session, copy);
                 return self.done(request);
             }
+            Request::Observe => {
+                self.store.observe(request.session)?;
+                return self.done(request);
+            }
             Request::Cancel(ticket) => {
                 self.cancel(request.session, ticket);
                 return self.done(request);

@@ -313,6 +313,17 @@ impl Store {
         Ok(self.session(session)?.tenant)
     }
 
+    /// Notes that a session asks for an operator, and not for an engine.
+    pub(crate) fn observe(&mut self, session: SessionId) -> Result<(), Refused> {
+        self.session_mut(session)?.is_observer = true;
+        Ok(())
+    }
+
+    /// Whether a session asks for an operator: its lookups are not counted.
+    pub(crate) fn is_observer(&self, session: SessionId) -> bool {
+        self.sessions.get(session).is_some_and(|session| session.is_observer)
+    }
+
     /// The fingerprint of a namespace.
     #[must_use]
     pub fn fingerprint(&self, namespace: u32) -> Option<Fingerprint> {

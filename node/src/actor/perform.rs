@@ -127,11 +127,11 @@ impl GpuActor {
             }
             Effect::Done { request } => self.answer(request, NO_ANSWER),
             Effect::Found { request, ask, found } => {
-                self.looked_up(&ask, &found);
+                self.looked_up(request.session, &ask, &found);
                 self.answer(request, Response::Found(found));
             }
             Effect::Prefetching { request, ask, found, started } => {
-                self.looked_up(&ask, &found);
+                self.looked_up(request.session, &ask, &found);
                 match started {
                     Ok(started) => self.answer(request, show_prefetch(found, started)),
                     Err(refused) => self.answer(request, refused),

@@ -82,7 +82,7 @@ names!(EXCHANGE, exchanged of Exchanged as "exchange::Effect": Turn, Probe, Sile
 
 names!(REQUESTS, request of Request as "Request":
     Hello, Register, Lookup, Reserve, Commit, Abort, Lease, Release, Pin, Unpin, Prefetch, Progress, Collect, Cancel, HandOver,
-    Follow, AskInPlace, Trace, RegisterTensors, LoadPages, SavePages, AskCopy, ForgetCopy, ReportDamage, Name, Describe);
+    Follow, AskInPlace, Trace, RegisterTensors, LoadPages, SavePages, AskCopy, ForgetCopy, ReportDamage, Name, Describe, Observe);
 
 names!(JOINS, join_refused of JoinRefused as "JoinRefused": Outdated, InUse, NotLeading, LaterTerm, Full, Implausible);
 

@@ -81,7 +81,7 @@ impl Core {
         let mut found = self.found_on(request.session, &ask, walk, &elsewhere)?;
         self.note_lookup(LookupKind::Lookup, request, &ask, (walk, located, &found));
         self.find_on_device(request.session, &ask, &mut found);
-        self.avoided(&ask, found.tokens);
+        self.avoided(request.session, &ask, found.tokens);
         self.effects.push_back(Effect::Found { request, ask, found });
         Ok(())
     }

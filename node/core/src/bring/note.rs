@@ -1,4 +1,4 @@
-//! Notes requests of engines in the log of lookups.
+//! Notes requests of engines in the log of lookups; those of operators' sessions are left out.
 
 use larder_protocol::Chain;
 use larder_protocol::session::{Found, Lease, Lookup};
@@ -92,6 +92,9 @@ impl Core {
         let fingerprint = self.store.fingerprint(namespace)?;
         let chunk_tokens = self.store.chunk_tokens(namespace)?;
         let origin = self.origins.remove(&request).unwrap_or_default();
+        if self.store.is_observer(request.session) {
+            return None;
+        }
         let about = (kind, origin, self.millis());
         let mut record = record(about, (tenant, fingerprint, chunk_tokens), chain, prompt_tokens);
         record.evictions_before = self.store.evictions_so_far();

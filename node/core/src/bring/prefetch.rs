@@ -50,7 +50,7 @@ impl Core {
         let lookup = self.note_lookup(LookupKind::Prefetch, request, &ask, (&walk, located, &found));
         let started = self.start((request.session, lookup), &ask, (&found, &elsewhere), located, cause);
         match &started {
-            Ok(started) => self.avoided(&ask, started.tokens),
+            Ok(started) => self.avoided(request.session, &ask, started.tokens),
             Err(refused) => self.lookups.refused(lookup, refused),
         }
         self.find_on_device(request.session, &ask, &mut found);

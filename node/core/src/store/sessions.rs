@@ -21,6 +21,8 @@ pub(crate) struct Session {
     pub(crate) tenant: TenantId,
     pub(crate) process: ProcessId,
     pub(crate) window_bytes: u64,
+    /// Whether it asks for an operator.
+    pub(crate) is_observer: bool,
     pub(crate) namespaces: BTreeMap<NamespaceId, Box<[u16]>>,
     pub(crate) leases: BTreeMap<u64, Lease>,
     pub(crate) leased_blocks: u64,
@@ -112,6 +114,7 @@ impl Sessions {
             tenant,
             process,
             window_bytes,
+            is_observer: false,
             namespaces: BTreeMap::new(),
             leases: BTreeMap::new(),
             leased_blocks: 0,

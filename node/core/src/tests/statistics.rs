@@ -4,6 +4,7 @@ use larder_protocol::pin::PinStart;
 use larder_protocol::session::Found;
 
 use super::*;
+use crate::lookups::LookupFilter;
 use crate::{AdminPin, Millis};
 
 #[test]
@@ -44,14 +45,31 @@ fn a_lookup_counts_the_chunks_that_it_could_hit() {
     w.put("ab");
     let found = Found { tokens: 32, spans: Vec::new(), pin: None };
     let ask = Lookup { prompt_tokens: 48, ..w.ask("abc") };
-    let lookup = w.core.looked_up(&ask, &found).unwrap();
+    let session = w.session;
+    let lookup = w.core.looked_up(session, &ask, &found).unwrap();
     assert_eq!((lookup.usable.len(), lookup.is_whole()), (2, true), "a token is left to compute");
     let past = lookup.past();
     assert_eq!((past.namespace, past.chunk_tokens, past.tokens_hit), (w.fingerprint, 16, 32));
     let boundless = Lookup { prompt_tokens: u64::MAX, ..ask.clone() };
-    let lookup = w.core.looked_up(&boundless, &found).unwrap();
-    assert_eq!((lookup.usable.len(), lookup.prompt_tokens), (3, 1 << 32));
-    assert!(w.core.looked_up(&Lookup { namespace: u32::MAX, ..ask }, &found).is_none());
+    let lookup = w.core.looked_up(session, &boundless, &found).unwrap();
+    assert_eq!((lookup.usable.len(), lookup.prompt_tokens), (3, 64), "its fourth chunk would be named");
+    let skipped = Lookup { skip_read: true, ..boundless };
+    assert_eq!(w.core.looked_up(session, &skipped, &found).unwrap().prompt_tokens, 1 << 32);
+    assert!(w.core.looked_up(session, &Lookup { namespace: u32::MAX, ..ask }, &found).is_none());
+}
+
+#[test]
+fn lookups_for_an_operator_are_answered_and_neither_counted_nor_logged() {
+    let mut w = World::new(PEERS);
+    w.put("ab");
+    let ask = Lookup { prefill_tokens_per_second: Some(16.0), ..w.ask("ab") };
+    w.asks(w.session, Request::Observe);
+    w.asks(w.session, Request::Lookup(ask.clone()));
+    let effects: Vec<_> = std::iter::from_fn(|| w.core.poll_effect()).collect();
+    let [Effect::Found { found, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(found.tokens, 32);
+    assert!(w.core.looked_up(w.session, &ask, found).is_none());
+    assert!(w.core.explain_lookups(&LookupFilter { most: 9, ..Default::default() }).records.is_empty());
 }
 
 #[test]

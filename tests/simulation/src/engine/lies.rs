@@ -41,6 +41,7 @@ impl World {
                 self.ask_only(engine, Request::Unpin(number));
                 self.ask_only(engine, Request::Progress(number));
                 self.ask_only(engine, Request::Abort(number));
+                self.ask_only(engine, Request::Observe);
             }
             _ => {
                 let (writer, attempt, patience_ms) = (None, 0, 200);
