@@ -1,11 +1,15 @@
 //! A register in etcd: one key, compared by its revision.
+//!
+//! It speaks with one of etcd's members at a time, and with the next one after a failure. A client that spread its questions over
+//! all members would ask a member that hangs again and again, and a leader that waits for it in vain loses its lease.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use etcd_client::{
-    Certificate, Client, Compare, CompareOp, ConnectOptions, Identity, ResponseHeader, TlsOptions, Txn, TxnOp,
+    Certificate, Client, Compare, CompareOp, ConnectOptions, Identity, KvClient, ResponseHeader, TlsOptions,
+    Txn, TxnOp,
 };
 
 use super::{Register, Trouble};
@@ -17,6 +21,8 @@ pub struct Etcd {
     config: ElectionConfig,
     /// The connection; none after a failure. The next question then connects with the files of that time.
     client: Cell<Option<Client>>,
+    /// How often it has connected: each time to the next member.
+    connects: Cell<usize>,
 }
 
 /// A file that is needed to speak with etcd cannot be read.
@@ -34,37 +40,57 @@ impl Etcd {
     /// [`EtcdError`]
     pub fn new(config: &ElectionConfig) -> Result<Self, EtcdError> {
         options(config)?;
-        Ok(Self { config: config.clone(), client: Cell::default() })
+        Ok(Self { config: config.clone(), client: Cell::default(), connects: Cell::default() })
     }
 
-    /// The connection. The caller puts it back after an answer.
-    async fn connected(&self) -> Result<Client, Trouble> {
-        if let Some(client) = self.client.take() {
-            return Ok(client);
-        }
-        let endpoints = self.config.endpoints.as_deref().unwrap_or_default();
-        Ok(Client::connect(endpoints, Some(options(&self.config)?)).await?)
+    /// Asks over the connection, or over a new one. After a failure the connection is gone.
+    async fn ask<T>(
+        &self,
+        ask: impl AsyncFnOnce(&mut KvClient) -> Result<T, etcd_client::Error>,
+    ) -> Result<T, Trouble> {
+        let client = match self.client.take() {
+            Some(client) => Ok(client),
+            None => {
+                let options = options(&self.config)?;
+                self.connects.set(self.connects.get().wrapping_add(1));
+                Box::pin(Client::connect([self.member()], Some(options))).await
+            }
+        };
+        let asked = match client {
+            Ok(client) => {
+                let asked = Box::pin(ask(&mut client.kv_client())).await;
+                self.client.set(Some(client).filter(|_| asked.is_ok()));
+                asked
+            }
+            Err(error) => Err(error),
+        };
+        asked.map_err(Trouble::from)
+    }
+
+    /// The member that this coordinator connected to last.
+    fn member(&self) -> &str {
+        let members = self.config.endpoints.as_deref().unwrap_or_default();
+        let at = self.connects.get().wrapping_sub(1).checked_rem(members.len());
+        at.map_or("", |at| &members[at])
     }
 }
 
 impl Register for Etcd {
     async fn read(&self) -> Result<Option<(Version, Record)>, Trouble> {
-        let client = self.connected().await?;
-        let found = client.kv_client().get(self.config.name.as_str(), None).await?;
-        self.client.set(Some(client));
+        let key = self.config.name.as_str();
+        let found = self.ask(async |client| client.get(key, None).await).await?;
         let Some(kept) = found.kvs().first() else { return Ok(None) };
         Ok(Some((Version(kept.mod_revision().to_string()), serde_json::from_slice(kept.value())?)))
     }
 
     async fn write(&self, record: &Record, over: Option<&Version>) -> Result<Option<Version>, Trouble> {
-        let client = self.connected().await?;
         let key = self.config.name.as_str();
         // A key that does not exist has revision 0.
         let revision: i64 = over.map_or(Ok(0), |version| version.0.parse())?;
         let unchanged = Compare::mod_revision(key, CompareOp::Equal, revision);
         let put = TxnOp::put(key, serde_json::to_vec(record)?, None);
-        let done = client.kv_client().txn(Txn::new().when([unchanged]).and_then([put])).await?;
-        self.client.set(Some(client));
+        let write = Txn::new().when([unchanged]).and_then([put]);
+        let done = self.ask(async |client| client.txn(write).await).await?;
         // The transaction makes one write, so the store's revision afterwards is that of the write.
         let revision = done.header().map(ResponseHeader::revision);
         Ok(revision.filter(|_| done.succeeded()).map(|revision| Version(revision.to_string())))

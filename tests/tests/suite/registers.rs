@@ -58,6 +58,7 @@ fn a_register_in_memory_holds_the_contract() {
 
 #[cfg(feature = "etcd")]
 mod etcd {
+    use std::net::TcpListener;
     use std::path::Path;
     use std::time::Duration;
 
@@ -88,6 +89,23 @@ mod etcd {
             drop(etcd);
             let read = tokio::time::timeout(Duration::from_secs(5), other.read()).await;
             assert!(!matches!(read, Ok(Ok(_))), "{read:?}");
+        });
+    }
+
+    #[test]
+    fn a_member_of_etcd_that_hangs_costs_one_question_and_is_then_left_alone() {
+        let Some(etcd) = etcd() else { return };
+        // It takes connections and never answers.
+        let hangs = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut config = config(&etcd, "key");
+        config.endpoints.as_mut().unwrap().insert(0, format!("http://{}", hangs.local_addr().unwrap()));
+        let key = Key::new(&config).unwrap();
+        run(async {
+            let read = async |seconds| tokio::time::timeout(Duration::from_secs(seconds), key.read()).await;
+            read(1).await.expect_err("it hangs");
+            for _ in 0..20 {
+                assert_eq!(read(30).await.expect("the other member answers").unwrap(), None);
+            }
         });
     }
 
