@@ -25,6 +25,32 @@ pub struct Etcd {
     connects: Cell<usize>,
 }
 
+/// Why etcd does not serve as a register.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// etcd refuses, or does not answer.
+    #[error("etcd at {endpoint} does not serve the key {key}{}", hint(source))]
+    Refused {
+        /// The member.
+        endpoint: String,
+        /// The key.
+        key: String,
+        /// etcd's answer, or why there is none.
+        source: Box<etcd_client::Error>,
+    },
+    /// The key has another value than a record.
+    #[error(
+        "the key {key} of etcd has a value that no coordinator wrote: set `[election] name` to another key, or delete this one"
+    )]
+    Foreign {
+        /// The key.
+        key: String,
+        /// The fault of the value.
+        source: serde_json::Error,
+    },
+}
+
 /// A file that is needed to speak with etcd cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {}, which [election] names for etcd", path.display())]
@@ -64,7 +90,10 @@ impl Etcd {
             }
             Err(error) => Err(error),
         };
-        asked.map_err(Trouble::from)
+        asked.map_err(|error| {
+            let (endpoint, key) = (self.member().to_owned(), self.config.name.clone());
+            KeyError::Refused { endpoint, key, source: Box::new(error) }.into()
+        })
     }
 
     /// The member that this coordinator connected to last.
@@ -80,7 +109,9 @@ impl Register for Etcd {
         let key = self.config.name.as_str();
         let found = self.ask(async |client| client.get(key, None).await).await?;
         let Some(kept) = found.kvs().first() else { return Ok(None) };
-        Ok(Some((Version(kept.mod_revision().to_string()), serde_json::from_slice(kept.value())?)))
+        let record = serde_json::from_slice(kept.value());
+        let record = record.map_err(|source| KeyError::Foreign { key: key.to_owned(), source })?;
+        Ok(Some((Version(kept.mod_revision().to_string()), record)))
     }
 
     async fn write(&self, record: &Record, over: Option<&Version>) -> Result<Option<Version>, Trouble> {
@@ -95,6 +126,21 @@ impl Register for Etcd {
         let revision = done.header().map(ResponseHeader::revision);
         Ok(revision.filter(|_| done.succeeded()).map(|revision| Version(revision.to_string())))
     }
+}
+
+/// What to do about etcd's refusal.
+fn hint(refusal: &etcd_client::Error) -> &'static str {
+    let etcd_client::Error::GRpcStatus(status) = refusal else { return "" };
+    let hints = [
+        ("user name is empty", ": set `[election] user` and `password_file`, since it wants a user"),
+        ("invalid user ID or password", ": set `[election] user` and the content of `password_file` right"),
+        ("permission denied", ": give the user the right to read and write this key"),
+        (
+            "database space exceeded",
+            ": it is full; compact and defragment it, disarm its alarm (`etcdctl alarm disarm`), and let it compact itself (`--auto-compaction-retention`)",
+        ),
+    ];
+    hints.iter().find(|(said, _)| status.message().contains(said)).map_or("", |(_, hint)| hint)
 }
 
 fn options(config: &ElectionConfig) -> Result<ConnectOptions, EtcdError> {

@@ -110,6 +110,19 @@ mod etcd {
     }
 
     #[test]
+    fn a_key_with_a_foreign_value_is_named_with_what_to_do() {
+        let Some(etcd) = etcd() else { return };
+        // The key `a` and the value `b`, in base64.
+        let put = ureq::post(format!("{}/v3/kv/put", etcd.url())).send(r#"{"key": "YQ==", "value": "Yg=="}"#);
+        put.unwrap();
+        let error = run(Key::new(&config(&etcd, "a")).unwrap().read()).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the key a of etcd has a value that no coordinator wrote: set `[election] name` to another key, or delete this one"
+        );
+    }
+
+    #[test]
     fn an_etcd_that_serves_known_certificates_only_holds_the_contract_for_those_who_have_one() {
         let authority = Authority::create().unwrap();
         if etcd().is_none() {
@@ -166,7 +179,7 @@ mod etcd {
             Box::pin(holds_the_contract(one, other)).await;
             for config in refused {
                 let error = Key::new(&config).unwrap().read().await.unwrap_err().to_string();
-                let is_clear = ["permission denied", "authentication failed", "user name is empty"];
+                let is_clear = ["give the user the right", "content of `password_file`", "it wants a user"];
                 assert!(is_clear.iter().any(|clear| error.contains(clear)), "{error}");
             }
         });
