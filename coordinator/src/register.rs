@@ -12,6 +12,8 @@ mod memory;
 use std::error::Error;
 use std::time::Duration;
 
+use larder_protocol::limits::MAX_TERM;
+
 pub use self::memory::Memory;
 use crate::election::{Record, RegisterAnswer, RegisterOp, Version};
 
@@ -44,11 +46,26 @@ pub trait Register {
     ) -> impl Future<Output = Result<Option<Version>, Trouble>>;
 }
 
+/// The register has a record that no coordinator can have written. After its term there would be no further one.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the election's record has the impossible term {0}: delete the record, and a coordinator makes it again"
+)]
+struct Implausible(u64);
+
 /// Asks a register, and waits at most `deadline` for the answer.
 pub(crate) async fn ask(register: &impl Register, ask: &RegisterOp, deadline: Duration) -> RegisterAnswer {
     let asked = async {
         Ok::<_, Trouble>(match ask {
-            RegisterOp::Read => RegisterAnswer::Found(register.read().await?),
+            RegisterOp::Read => {
+                let found = register.read().await?;
+                match &found {
+                    Some((_, record)) if record.term >= MAX_TERM => {
+                        return Err(Implausible(record.term).into());
+                    }
+                    _ => RegisterAnswer::Found(found),
+                }
+            }
             RegisterOp::Write(record, over) => register
                 .write(record, over.as_ref())
                 .await?
@@ -68,5 +85,25 @@ pub(crate) async fn ask(register: &impl Register, ask: &RegisterOp, deadline: Du
             tracing::warn!(?deadline, "the election's register does not answer in time");
             RegisterAnswer::Failed
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_an_impossible_term_is_no_answer() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let register = Memory::default();
+            let mut version = None;
+            for (term, is_believed) in [(MAX_TERM - 1, true), (MAX_TERM, false), (u64::MAX, false)] {
+                let record = Record { term, ..Record::default() };
+                version = register.write(&record, version.as_ref()).await.unwrap();
+                let answer = ask(&register, &RegisterOp::Read, Duration::from_secs(30)).await;
+                assert_eq!(answer != RegisterAnswer::Failed, is_believed, "{term}");
+            }
+        });
     }
 }
