@@ -32,7 +32,7 @@
 //! sample_ratio = 0.0
 //! ```
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use larder_net::config_file;
@@ -227,6 +227,23 @@ pub enum ConfigError {
         "election: endpoints that begin with https:// need `ca`, and only they have `ca`, `certificate` and `key`"
     )]
     NoTrust,
+    /// An address of etcd is no URL.
+    #[error("election: `{found}` in endpoints is no URL of etcd, such as http://etcd.example:2379")]
+    NoUrl {
+        /// The value found.
+        found: String,
+    },
+    /// The key in etcd, or the Lease, has no name.
+    #[error("election: name must not be empty")]
+    NoName,
+    /// The address for others is no host.
+    #[error(
+        "election: advertise is `{found}`: set it to the name or IP address of this host, without a port; the ports are those of [peer] and [http]"
+    )]
+    NoHost {
+        /// The value found.
+        found: String,
+    },
     /// A certificate lacks its key, or a user the password; or the other way round.
     #[error("election: give both or none of `certificate` and `key`, and of `user` and `password_file`")]
     HalfIdentity,
@@ -263,7 +280,11 @@ impl Config {
         Ok(config)
     }
 
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    /// Whether a coordinator can work with this configuration.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: it says something impossible.
+    pub fn check(&self) -> Result<(), ConfigError> {
         let MembershipConfig {
             heartbeat_ms,
             suspect_after_ms,
@@ -284,6 +305,7 @@ impl Config {
         if !(0 < retry_ms && retry_ms < renew_within_ms && renew_within_ms < lease_ms) {
             return Err(ConfigError::Hasty { retry_ms, renew_within_ms, lease_ms });
         }
+        self.election.check_names()?;
         if backend == Backend::Etcd {
             self.election.check_etcd()?;
         }
@@ -342,10 +364,23 @@ impl ElectionConfig {
         Timing { lease_ms, renew_within_ms, retry_ms, silence_ms }
     }
 
+    fn check_names(&self) -> Result<(), ConfigError> {
+        if self.name.is_empty() {
+            return Err(ConfigError::NoName);
+        }
+        match &self.advertise {
+            Some(host) if !is_host(host) => Err(ConfigError::NoHost { found: host.clone() }),
+            _ => Ok(()),
+        }
+    }
+
     fn check_etcd(&self) -> Result<(), ConfigError> {
         let Some(endpoints) = self.endpoints.as_ref().filter(|endpoints| !endpoints.is_empty()) else {
             return Err(ConfigError::NoEndpoints);
         };
+        if let Some(found) = endpoints.iter().find(|endpoint| !is_url_of_etcd(endpoint)) {
+            return Err(ConfigError::NoUrl { found: found.clone() });
+        }
         let is_secret = |endpoint: &String| endpoint.starts_with("https://");
         if !endpoints.iter().all(|endpoint| is_secret(endpoint) == self.ca.is_some())
             || (self.ca.is_none() && self.certificate.is_some())
@@ -359,6 +394,29 @@ impl ElectionConfig {
         }
         Ok(())
     }
+}
+
+/// Whether others may find a host by this: a name, or an IP address.
+fn is_host(text: &str) -> bool {
+    let is_name = |text: &str| {
+        let is_of_names = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        !text.is_empty() && text.bytes().all(is_of_names)
+    };
+    text.parse::<IpAddr>().map_or_else(|_| is_name(text), |address| !address.is_unspecified())
+}
+
+/// Whether a client of etcd can use this: `http://HOST:PORT` or with https, or `HOST:PORT` alone.
+fn is_url_of_etcd(text: &str) -> bool {
+    let authority = ["http://", "https://"].iter().find_map(|scheme| text.strip_prefix(scheme));
+    let authority = authority.unwrap_or(text).trim_end_matches('/');
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() => (host, Some(port)),
+        _ => (authority, None),
+    };
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let is_host =
+        bare.map_or_else(|| is_host(host) && !host.contains(':'), |ip| ip.parse::<Ipv6Addr>().is_ok());
+    is_host && port.is_none_or(|port| port.parse::<u16>().is_ok())
 }
 
 impl Default for HttpConfig {
@@ -501,6 +559,38 @@ mod tests {
             ));
         }
         assert!(etcd("https", "ca = 'ca.pem'\nuser = 'larder'\npassword_file = 'p'").is_ok());
+    }
+
+    #[test]
+    fn names_and_addresses_of_an_election_that_nobody_can_use_are_refused() {
+        let advertise = |host: &str| read(&format!("[election]\nadvertise = '{host}'"));
+        for host in ["c-0", "c_0.example", "10.0.0.1", "fd00::1"] {
+            advertise(host).unwrap();
+        }
+        for host in
+            ["", "10.0.0.1:7601", "c-0:7601", "[fd00::1]", "[fd00::1]:7601", "http://c-0", "0.0.0.0", "::"]
+        {
+            let error = advertise(host).unwrap_err();
+            assert!(error.to_string().contains("without a port"), "{host}: {error}");
+        }
+        assert!(matches!(read("[election]\nname = ''"), Err(ConfigError::NoName)));
+        let etcd =
+            |url: &str| read(&format!("[election]\nbackend = 'etcd'\nendpoints = ['http://a:1', '{url}']"));
+        for url in [
+            "http://etcd.example:2379",
+            "http://127.0.0.1:2379/",
+            "http://[::1]:2379",
+            "etcd:2379",
+            "http://etcd",
+        ] {
+            etcd(url).unwrap();
+        }
+        for url in
+            ["", "http://", "http://:2379", "ftp://a b", "http://a:b", "http://a:99999", "http://::1:2379"]
+        {
+            let error = etcd(url).unwrap_err();
+            assert!(error.to_string().contains(&format!("`{url}` in endpoints is no URL")), "{error}");
+        }
     }
 
     #[test]

@@ -71,6 +71,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let mut config = Config { tracing: config.tracing.clone().or_from_environment(), ..config };
         if args.advertise.is_some() {
             config.election.advertise.clone_from(&args.advertise);
+            config.check().context(Usage("the coordinator cannot start".into()))?;
         }
         match Box::pin(larder_coordinator::run_from(config, args.config.clone(), announce, stop)).await {
             Ok(()) => Ok(ExitCode::SUCCESS),
