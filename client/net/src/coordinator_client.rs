@@ -113,7 +113,7 @@ struct CoordinatorClient {
     node: Option<NodeFacts>,
     known: watch::Sender<Known>,
     started: Instant,
-    /// When the node was last a member, or the client's start.
+    /// When the node was last a member, when a watcher last had a coordinator, or the client's start.
     led: Instant,
     /// The subject of the last warning in the log, and its time.
     warned: Option<(String, Instant)>,
@@ -204,7 +204,7 @@ impl CoordinatorClient {
         });
         let ended = self.talk(&mut send, &mut messages, leaving).await;
         reader.abort();
-        if self.following.is_joined() {
+        if self.following.is_joined() || (self.node.is_none() && self.following.is_taken()) {
             self.led = Instant::now();
         }
         ended
@@ -292,10 +292,19 @@ impl CoordinatorClient {
     fn has_failed(&mut self, reason: &str) {
         self.following.failed(reason);
         self.tell_news();
-        if self.node.is_some() && self.led.elapsed() > WARN_AFTER && self.may_warn("leaderless") {
+        if self.led.elapsed() <= WARN_AFTER || !self.may_warn("leaderless") {
+            return;
+        }
+        if self.node.is_some() {
             tracing::warn!(
                 reason,
                 "no leading coordinator is found: this node shares chunks by its last table, and none if it has no table"
+            );
+        } else {
+            tracing::warn!(
+                coordinator = self.coordinators.join(","),
+                reason,
+                "the coordinator that leads cannot be followed: if it belongs to another cluster, give each cluster its own `[election] name`"
             );
         }
     }

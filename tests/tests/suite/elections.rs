@@ -182,6 +182,19 @@ fn a_leader_that_stood_still_changes_nothing_when_it_wakes_up() {
     });
 }
 
+#[test]
+fn a_coordinator_says_that_the_leader_of_its_key_is_of_another_cluster() {
+    let Some(etcd) = etcd() else { return };
+    let one = Coordinators::start(LARDER, 1, 1, &by_etcd(&etcd, QUICK)).unwrap();
+    wait::until("one leads", || one.leader());
+    let other = Coordinators::start(LARDER, 1, 0, &by_etcd(&etcd, QUICK)).unwrap();
+    wait::until("the other cluster's coordinator names the fault", || {
+        let said = other.coordinator(0).log();
+        (said.contains("cannot be followed") && said.contains("certificate")).then_some(())
+    });
+    assert_eq!(other.leader(), None);
+}
+
 /// A pod's view: the files of its service account at their usual place, and variables with the address of the API server.
 #[test]
 fn a_coordinator_in_a_pod_needs_no_configuration_but_the_backend() {
