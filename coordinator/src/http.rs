@@ -169,11 +169,13 @@ async fn metrics(state: Data<HttpState>) -> actix_web::Result<HttpResponse> {
     let now = state.uptime.now();
     let shown = {
         let membership = state.membership.lock();
+        let leads = membership.leads(now);
         Shown {
             members: membership.report(now),
-            lost: membership.lost(now).len(),
+            // One coordinator counts them, so that a sum over all is right.
+            lost: if leads { membership.lost(now).len() } else { 0 },
             epoch: membership.table().epoch,
-            leads: membership.leads(now),
+            leads,
             counts: membership.counts(),
         }
     };

@@ -52,6 +52,38 @@ fn a_coordinator_that_does_not_lead_lets_nobody_join_and_makes_no_table() {
 }
 
 #[test]
+fn a_member_that_the_leader_removed_is_lost_for_the_next_leader_too_and_one_that_left_is_not() {
+    let (mut leader, table) = leader();
+    let lost = |membership: &Membership, now| -> Vec<String> {
+        membership.lost(now).into_iter().map(|(lost, _)| lost.member.name).collect()
+    };
+    let mut follower = candidate(DurableState::default());
+    follower.follow(&table, 3_000);
+    let beat = Heartbeat { epoch: table.epoch, silent: Vec::new() };
+    leader.leave(NodeNumber(2), 2);
+    for now in (3_500..=40_000).step_by(500) {
+        leader.lead(1, now + 1_000, now);
+        leader.heartbeat(NodeNumber(1), 1, &beat, now);
+        if let Some(table) = leader.tick(now) {
+            follower.follow(&table, now);
+        }
+    }
+    assert_eq!(
+        (lost(&leader, 40_000), lost(&follower, 40_000)),
+        (vec!["c".to_owned()], vec!["c".to_owned()])
+    );
+    follower.lead(2, 50_000, 41_000);
+    assert_eq!(lost(&follower, 41_000), ["c"]);
+    // It comes back to a leader that this coordinator follows.
+    let mut third = candidate(follower.state());
+    third.lead(3, 60_000, 42_000);
+    third.join("c", &join(4, Epoch::default()), 42_000).unwrap();
+    let back = third.tick(50_000).unwrap();
+    assert!(follower.follow(&back, 50_000));
+    assert_eq!(lost(&follower, 50_000), Vec::<String>::new());
+}
+
+#[test]
 fn a_leader_whose_right_is_over_makes_no_table_until_it_is_prolonged() {
     let (mut leader, table) = leader();
     leader.join("d", &join(4, Epoch::default()), 9_999).unwrap();

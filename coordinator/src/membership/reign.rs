@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use larder_protocol::table::{Epoch, MemberState, NodeNumber, Table};
 
-use super::{DurableState, Given, KnownMember, Membership, Millis, Patience, well};
+use super::{DurableState, Given, KnownMember, Lost, Membership, Millis, Patience, well};
 
 /// The way in which a coordinator leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,6 +125,7 @@ impl Membership {
     fn take_over(&mut self, table: &Arc<Table>, now: Millis) {
         let numbers: BTreeMap<&str, NodeNumber> =
             table.members.iter().map(|member| (member.name.as_str(), member.number)).collect();
+        self.note_lost(&numbers, now);
         self.members.retain(|number, known| match numbers.get(known.member.name.as_str()) {
             Some(given) => given == number,
             None => !known.is_awaited,
@@ -141,6 +142,20 @@ impl Membership {
         }
         self.table = Arc::clone(table);
         self.judge_at = 0;
+    }
+
+    /// Notes the members that another leader removed after silence, so that they stay lost if this coordinator leads next. They
+    /// were suspect in the last table; a node that leaves is not suspect. `names` are those of the next table.
+    fn note_lost(&mut self, names: &BTreeMap<&str, NodeNumber>, now: Millis) {
+        names.keys().for_each(|name| self.lost.came_back(name));
+        let has_joined =
+            |name: &str| self.members.values().any(|known| !known.is_awaited && known.member.name == name);
+        let is_here = |name: &str| names.contains_key(name) || has_joined(name);
+        let suspects = self.table.members.iter().filter(|member| member.state == MemberState::Suspect);
+        let gone = suspects.filter(|member| !is_here(&member.name));
+        let lost: Vec<_> =
+            gone.map(|member| Lost { member: member.clone(), heard: now, removed: now }).collect();
+        self.lost.add(lost.into_iter(), now, self.patience.remember_lost_ms);
     }
 }
 
