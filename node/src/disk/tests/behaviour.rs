@@ -2,6 +2,9 @@
 
 use std::sync::mpsc::channel;
 
+use larder_core::store::PurgedKeys;
+use larder_protocol::purge::PurgeMode;
+
 use super::faults::Platter;
 use super::*;
 use crate::disk::format::StorageId;
@@ -125,6 +128,41 @@ fn a_record_with_more_blocks_takes_the_place_of_the_one_before_it_for_good() {
         let device = rig.platter.device();
         rig.volume = Volume::over(device, GEOMETRY, STORAGE, rig.metrics.clone(), gone().0).unwrap();
     }
+}
+
+#[test]
+fn a_purge_counts_a_chunk_once_however_many_records_it_has() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.write(1), WriteAnswer::Durable);
+    let first = rig.volume.find(&TestChunk(1).key()).unwrap();
+    // Chunks of other namespaces, until another segment is open.
+    let mut others = (2..).filter(|number| number % 3 != 1);
+    let is_elsewhere = |rig: &mut Rig, number| {
+        assert_eq!(rig.write(number), WriteAnswer::Durable);
+        rig.volume.find(&TestChunk(number).key()).unwrap().segment != first.segment
+    };
+    assert!(others.any(|number| is_elsewhere(&mut rig, number)));
+    let (done, answer) = oneshot::channel();
+    let again = rig.slots.write_order(TestChunk(1)).replacing();
+    rig.volume.perform(vec![DiskJob::Write((again, done))], &mut || None);
+    assert_eq!(now(answer), WriteAnswer::Durable);
+    for mode in [PurgeMode::Count, PurgeMode::Remove] {
+        let mut keys = PurgedKeys::default();
+        keys.add(TestChunk(1).key().fingerprint);
+        let (keys, mut records, mut after) = (Arc::new(keys), 0, Some(0));
+        while let Some(at) = after {
+            let (done, answer) = oneshot::channel();
+            let purge = DiskPurge { keys: Arc::clone(&keys), mode };
+            rig.volume.perform(vec![DiskJob::Purge(purge, at, done)], &mut || None);
+            let purged = now(answer).unwrap();
+            (records, after) = (records + purged.records, purged.next);
+        }
+        assert_eq!(records, 1, "{mode:?}");
+    }
+    assert_eq!(rig.read(1), ReadAnswer::NotHeld);
+    let device = rig.platter.device();
+    rig.volume = Volume::over(device, GEOMETRY, STORAGE, rig.metrics.clone(), gone().0).unwrap();
+    assert_eq!(rig.read(1), ReadAnswer::NotHeld, "nor after a restart");
 }
 
 #[test]

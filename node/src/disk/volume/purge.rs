@@ -12,7 +12,7 @@ use std::io;
 use larder_protocol::purge::PurgeMode;
 
 use super::super::format::{Footer, FooterEntry, PAGE_BYTES};
-use super::super::log::RecordPlace;
+use super::super::log::{Log, RecordPlace};
 use super::super::order::{DiskPurge, PurgedSegment};
 use super::Volume;
 
@@ -34,11 +34,11 @@ impl Volume {
         };
         let (purged, kept): (Vec<FooterEntry>, Vec<FooterEntry>) =
             entries.into_iter().partition(|entry| purge.keys.has(&entry.key()));
-        let is_last = |entry: &&FooterEntry| {
+        let is_last = |log: &Log, entry: &FooterEntry| {
             let place = RecordPlace { segment: number, page: entry.page, pages: entry.pages };
-            self.log.find(&entry.key()) == Some(place)
+            log.find(&entry.key()) == Some(place)
         };
-        let records = purged.iter().filter(is_last).count() as u64;
+        let records = purged.iter().filter(|entry| is_last(&self.log, entry)).count() as u64;
         let answer = PurgedSegment { records, next: Some(segment.sequence) };
         if purge.mode == PurgeMode::Count || purged.is_empty() {
             return Ok(answer);
@@ -50,7 +50,10 @@ impl Volume {
             self.transfers.sync()?;
         }
         for entry in purged {
-            self.log.forget(&entry.key());
+            // A later record of the chunk counts, and goes with its own segment.
+            if is_last(&self.log, &entry) {
+                self.log.forget(&entry.key());
+            }
             self.transfers.append_bytes(self.geometry.offset(number, entry.page), &WIPED)?;
         }
         self.transfers.sync()?;
