@@ -8,6 +8,7 @@
 //! If all nodes drain at once, one node stays. An admin's drain ends only when the table lists this node as draining. That table
 //! also lists every node whose drain the coordinator heard of earlier, so the last node sees that no taker is left.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ struct NodeDrain {
     limits: Mutex<(Duration, u64)>,
     known: watch::Receiver<Known>,
     wish: watch::Sender<Option<Wish>>,
+    /// The drains so far.
+    begun: AtomicU64,
     drains: watch::Sender<bool>,
     state: Mutex<DrainCourse>,
 }
@@ -53,6 +56,8 @@ pub enum Ended {
 /// A drain that is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Wish {
+    /// The drain's number.
+    drain: u64,
     until: Duration,
     bytes_per_second: u64,
     then: AfterDrain,
@@ -81,6 +86,7 @@ impl Drains {
             limits: Mutex::new((at_stop, bytes_per_second)),
             known,
             wish: watch::Sender::default(),
+            begun: AtomicU64::default(),
             drains: watch::Sender::default(),
             state: Mutex::default(),
         }))
@@ -113,12 +119,15 @@ impl Drains {
                 tracing::info!(admin, within_ms, ?then, "an admin starts a drain of this node");
             }
             DrainCommand::Cancel => {
-                if self.report().is_over || self.0.wish.borrow().is_some_and(|wish| wish.is_stopping) {
+                // Held to the end: the drain ends either before the cancel, or not at all.
+                let state = self.state();
+                if state.is_over || self.0.wish.borrow().is_some_and(|wish| wish.is_stopping) {
                     return Err("the node is leaving already".to_owned());
                 }
                 if self.0.wish.send_replace(None).is_none() {
                     return Err("the node does not drain".to_owned());
                 }
+                drop(state);
                 tracing::info!(admin, "an admin cancels the drain of this node");
             }
         }
@@ -143,6 +152,7 @@ impl Drains {
         }
         let within = Duration::from_millis(within_ms.min(MOST_WITHIN_MS));
         self.wish(Wish {
+            drain: self.next_drain(),
             until: self.0.clock.elapsed() + within,
             bytes_per_second: bytes_per_second.unwrap_or(self.limits().1),
             then,
@@ -160,6 +170,7 @@ impl Drains {
         self.wish(match before {
             Some(wish) => Wish { until: wish.until.min(until), is_stopping: true, ..wish },
             None => Wish {
+                drain: self.next_drain(),
                 until,
                 bytes_per_second: self.limits().1,
                 then: AfterDrain::Stop,
@@ -167,6 +178,10 @@ impl Drains {
                 keeps_disk: true,
             },
         });
+    }
+
+    fn next_drain(&self) -> u64 {
+        self.0.begun.fetch_add(1, Ordering::Relaxed)
     }
 
     fn wish(&self, wish: Wish) {
@@ -226,7 +241,6 @@ impl Drains {
                     left = chunks.left,
                     "the node has drained"
                 );
-                self.state().is_over = true;
                 if ended != Ended::Stopped {
                     // Leaves watchers time to hear how the drain ended.
                     sleep(LAST_WORDS).await;
@@ -238,12 +252,12 @@ impl Drains {
         }
     }
 
-    /// Carries out one drain; `None` if it was cancelled or given up.
+    /// Carries out one drain; `None` if it was cancelled or given up. Another drain may have begun since.
     async fn drain(&self, first: Wish, actors: &[Addr<GpuActor>]) -> Option<Ended> {
         let mut told: (Option<Wish>, Vec<Holder>) = (None, Vec::new());
         let mut alone_since = None;
         loop {
-            let wish = (*self.0.wish.borrow())?;
+            let wish = self.wish_for(first.drain)?;
             let takers = self.takers();
             if takers.is_empty() && !wish.is_stopping {
                 let now = self.0.clock.elapsed();
@@ -277,14 +291,28 @@ impl Drains {
             let is_late = self.0.clock.elapsed() >= wish.until + LATE;
             let may_leave = wish.is_stopping || (self.is_known_to_drain() && !self.takers().is_empty());
             if is_late || (may_leave && progress.iter().all(|progress| progress.is_over)) {
-                return Some(match (wish.is_stopping, first.then) {
-                    (true, _) => Ended::Stopped,
-                    (false, AfterDrain::Stop) => Ended::Drained,
-                    (false, AfterDrain::Restart) => Ended::ToRestart,
-                });
+                return self.end(first.drain);
             }
             sleep(LOOK_EVERY).await;
         }
+    }
+
+    /// The wish for this drain, unless the drain was cancelled.
+    fn wish_for(&self, drain: u64) -> Option<Wish> {
+        self.0.wish.borrow().filter(|wish| wish.drain == drain)
+    }
+
+    /// Ends a drain, and returns how the node ends; `None` if the drain was cancelled while the actors were asked. From now on it
+    /// cannot be cancelled.
+    fn end(&self, drain: u64) -> Option<Ended> {
+        let mut state = self.state();
+        let wish = self.wish_for(drain)?;
+        state.is_over = true;
+        Some(match (wish.is_stopping, wish.then) {
+            (true, _) => Ended::Stopped,
+            (false, AfterDrain::Stop) => Ended::Drained,
+            (false, AfterDrain::Restart) => Ended::ToRestart,
+        })
     }
 
     async fn tell(&self, wish: Wish, takers: &[Holder], actors: &[Addr<GpuActor>]) {
@@ -365,3 +393,81 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// The longest drain: a day.
 const MOST_WITHIN_MS: u64 = 24 * 60 * 60 * 1_000;
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use larder_protocol::table::{Epoch, Member, NodeNumber, Table};
+    use tokio::task::LocalSet;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const OWN: NodeNumber = NodeNumber(1);
+
+    /// The drain of a node beside another node, and the way to set the state in which the table lists the node.
+    fn drains() -> (Drains, impl Fn(MemberState)) {
+        let tables = watch::Sender::new(known(MemberState::Alive));
+        let drains = Drains::new(Clock::start(), Duration::ZERO, 1, tables.subscribe());
+        (drains, move |state| drop(tables.send_replace(known(state))))
+    }
+
+    fn known(own: MemberState) -> Known {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let member = |number, state| Member {
+            number: NodeNumber(number),
+            name: format!("node-{number}"),
+            incarnation: 1,
+            peer: address,
+            http: address,
+            devices: 1,
+            weight: 1,
+            state,
+        };
+        let members = vec![member(OWN.0, own), member(OWN.0 + 1, MemberState::Alive)];
+        let table = Table { epoch: Epoch { term: 1, number: 1 }, members, homes: Vec::new() };
+        Known { table: Arc::new(table), own: OWN, ..Known::default() }
+    }
+
+    fn start(then: AfterDrain) -> DrainCommand {
+        DrainCommand::Start(DrainStart { within_ms: 60_000, bytes_per_second: None, then })
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        LocalSet::new().block_on(&runtime, async { timeout(Duration::from_secs(60), test).await.unwrap() });
+    }
+
+    #[test]
+    fn a_drain_that_begins_right_after_a_cancel_ends_as_it_was_asked_for() {
+        run(async {
+            let (drains, listed_as) = drains();
+            drains.command("me", start(AfterDrain::Stop)).unwrap();
+            let carrying = drains.clone();
+            let ended = tokio::task::spawn_local(async move { carrying.carry_out(&[]).await });
+            // The drain goes on until the table lists it.
+            let mut watched = drains.watch();
+            watched.wait_for(|drains| *drains).await.unwrap();
+            drains.command("me", DrainCommand::Cancel).unwrap();
+            drains.command("me", start(AfterDrain::Restart)).unwrap();
+            listed_as(MemberState::Draining);
+            assert_eq!(ended.await.unwrap(), Ended::ToRestart);
+        });
+    }
+
+    #[test]
+    fn a_drain_that_was_cancelled_while_the_actors_were_asked_does_not_end_the_node() {
+        let (drains, _) = drains();
+        drains.command("me", start(AfterDrain::Stop)).unwrap();
+        let asked = drains.0.wish.borrow().unwrap();
+        drains.command("me", DrainCommand::Cancel).unwrap();
+        assert_eq!(drains.end(asked.drain), None);
+        assert!(!drains.report().is_over);
+        drains.command("me", start(AfterDrain::Restart)).unwrap();
+        assert_eq!(drains.end(asked.drain), None, "that is another drain");
+        let asked = drains.0.wish.borrow().unwrap();
+        assert_eq!(drains.end(asked.drain), Some(Ended::ToRestart));
+        assert!(drains.command("me", DrainCommand::Cancel).is_err(), "too late");
+    }
+}
