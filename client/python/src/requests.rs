@@ -1,16 +1,19 @@
 //! Turns Python's arguments into requests, and results into Python's values.
 
 use std::collections::HashSet;
-use std::future::Future;
+use std::future::{Future, IntoFuture as _};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use larder_client::{Call, LookupOptions, SessionError};
+use larder_client::{Call, LookupOptions, Session, SessionError};
 use larder_protocol::PoolSet;
 use larder_protocol::session::{Tier, Wait};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use tokio::runtime::Handle;
 
 use crate::namespace::{Chain, Namespace};
+use crate::process::Own;
 
 /// The arguments of a lookup or prefetch besides the chain.
 #[derive(Default)]
@@ -33,16 +36,78 @@ pub(crate) enum Patience {
 }
 
 /// A request that is sent when it is first polled, with a result for Python.
-pub(crate) trait Request<T>: Future<Output = Result<T, SessionError>> + Send + 'static {}
+pub(crate) trait Request<T>: Future<Output = Result<Reply<T>, SessionError>> + Send + 'static {}
 
-impl<T, F: Future<Output = Result<T, SessionError>> + Send + 'static> Request<T> for F {}
+impl<T, F: Future<Output = Result<Reply<T>, SessionError>> + Send + 'static> Request<T> for F {}
+
+/// A result that its caller has not got yet.
+pub(crate) struct Reply<T> {
+    pub(crate) value: T,
+    /// The pin that the result names, if there is one. The result's other grants are given back when it is dropped.
+    pub(crate) pin: Option<Own<PinOnTheWay>>,
+}
+
+/// A pin that ends when this is dropped, unless it was kept.
+pub(crate) struct PinOnTheWay {
+    session: Session,
+    runtime: Handle,
+    /// The pin's number; 0 once the caller has it.
+    pin: AtomicU64,
+}
 
 /// The request of a call; `make` turns its result into Python's.
 pub(crate) fn then<T: Send + 'static, U>(
     call: Call<T>,
     make: impl FnOnce(T) -> U + Send + 'static,
 ) -> PyResult<impl Request<U>> {
-    Ok(async move { call.await.map(make) })
+    Ok(async move { call.await.map(make).map(Reply::from) })
+}
+
+/// As [`then`], for a call whose result may have a pin: `pin` finds the pin's number, 0 if there is none.
+pub(crate) fn then_pinned<T: Send + 'static, U>(
+    session: Session,
+    call: Call<T>,
+    pin: fn(&T) -> u64,
+    make: impl FnOnce(T) -> U + Send + 'static,
+) -> PyResult<impl Request<U>> {
+    Ok(async move {
+        let result = call.await?;
+        let pin = Some(pin(&result)).filter(|&pin| pin != 0);
+        let unkept =
+            |pin| Own::new(PinOnTheWay { session, runtime: Handle::current(), pin: AtomicU64::new(pin) });
+        Ok(Reply { pin: pin.map(unkept), value: make(result) })
+    })
+}
+
+impl<T> Reply<T> {
+    /// The result; its pin is the caller's from now on.
+    pub(crate) fn keep(self) -> T {
+        // Never an error: no other process has the result.
+        self.pin.iter().filter_map(|pin| pin.get().ok()).for_each(PinOnTheWay::keep);
+        self.value
+    }
+}
+
+impl<T> From<T> for Reply<T> {
+    fn from(value: T) -> Self {
+        Self { value, pin: None }
+    }
+}
+
+impl PinOnTheWay {
+    /// Leaves the pin to the caller.
+    pub(crate) fn keep(&self) {
+        self.pin.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Drop for PinOnTheWay {
+    fn drop(&mut self) {
+        let pin = *self.pin.get_mut();
+        if pin != 0 {
+            self.runtime.spawn(self.session.unpin(pin).into_future());
+        }
+    }
 }
 
 impl Asking {

@@ -18,7 +18,8 @@ use crate::namespace::{Chain, DescribedFields, Namespace, SpecFields, check_bloc
 use crate::node_copies::{self, CopyProgress, NodeCopy, NodeTensors, SharedMemory};
 use crate::open::{Open, Opening};
 use crate::requests::{
-    self, Asking, Patience, Request, check_reserved, check_written, pool_sets, seconds, then,
+    self, Asking, Patience, Reply, Request, check_reserved, check_written, pool_sets, seconds, then,
+    then_pinned,
 };
 use crate::reservation::{Reservation, StagedChunk};
 use crate::ticket::Ticket;
@@ -67,7 +68,7 @@ impl AsyncSession {
     fn open(py: Python<'_>, opening: Opening) -> PyResult<Bound<'_, PyAny>> {
         let (runtime, session) = opening.start()?;
         let on = runtime.clone();
-        let opened = async move { Ok(Self { open: Open::new(session.await?, on) }) };
+        let opened = async move { Ok(Reply::from(Self { open: Open::new(session.await?, on) })) };
         awaitable(py, &runtime, opened)
     }
 }
@@ -107,7 +108,9 @@ sessions! {
         let asking =
             Asking { prompt_tokens, skip_read, preempted, tiers, pin_seconds, prefill_tokens_per_second };
         let options = asking.options(namespace, chain)?;
-        then(self.session()?.lookup(&namespace.inner, &chain.inner, options), |found| Found::from(&found))
+        let session = self.session()?;
+        let call = session.lookup(&namespace.inner, &chain.inner, options);
+        then_pinned(session, call, |found| found.pin.unwrap_or(0), |found| Found::from(&found))
     }
 
     /// Asks how much of a prompt can be served. Meanwhile the node brings these chunks into its memory, from disk and other
@@ -133,7 +136,8 @@ sessions! {
         let options = asking.options(namespace, chain)?;
         let session = self.session()?;
         let session = request.map_or_else(|| session.clone(), |request| session.named(&request));
-        then(session.prefetch(&namespace.inner, &chain.inner, options), Ticket::new)
+        let call = session.prefetch(&namespace.inner, &chain.inner, options);
+        then_pinned(session, call, |ticket| ticket.found().pin.unwrap_or(0), Ticket::new)
     }
 
     /// Asks how far a prefetch is.
@@ -287,7 +291,7 @@ sessions! {
         let chunks = chunks.into_iter().map(DescribedFields::resolve).collect::<PyResult<Vec<_>>>()?;
         Ok(async move {
             session.describe(&namespace, chunks);
-            Ok::<(), SessionError>(())
+            Ok::<_, SessionError>(Reply::from(()))
         })
     }
 
@@ -333,7 +337,7 @@ sessions! {
             let (verified, of_load, of_tensors) = (Arc::clone(&lease), load.clone(), tensors.clone());
             let verify = move || of_tensors.verify(&verified, &of_load);
             spawn_blocking(verify).await.unwrap_or(Ok(()))?;
-            session.load_pages(&tensors, &lease, &load, CopyFlags::default()).await.map(NodeCopy::new)
+            session.load_pages(&tensors, &lease, &load, CopyFlags::default()).await.map(|copy| Reply::from(NodeCopy::new(copy)))
         })
     }
 
@@ -370,7 +374,9 @@ sessions! {
     #[pyo3(signature = (namespace: "Namespace", chain: "Chain", seconds: "float") -> "Pinned")]
     fn pin(&self, namespace: &Namespace, chain: &Chain, seconds: f64) -> Pinned {
         let duration = requests::seconds(seconds)?;
-        then(self.session()?.pin(&namespace.inner, &chain.inner, duration), Pinned::from)
+        let session = self.session()?;
+        let call = session.pin(&namespace.inner, &chain.inner, duration);
+        then_pinned(session, call, |pinned| pinned.pin, Pinned::from)
     }
 
     /// Ends a pin before its deadline.

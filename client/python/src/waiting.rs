@@ -13,7 +13,8 @@ use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, spawn_blocking};
 
 use crate::errors::exception;
-use crate::requests::Request;
+use crate::process::Own;
+use crate::requests::{PinOnTheWay, Reply, Request};
 
 /// Waits on a thread.
 pub(crate) struct Thread;
@@ -32,7 +33,7 @@ impl Thread {
     where
         T: for<'a> IntoPyObject<'a> + Send,
     {
-        wait(py, runtime, request)?.into_bound_py_any(py)
+        wait(py, runtime, request)?.keep().into_bound_py_any(py)
     }
 
     /// Returns an answer that is known already.
@@ -93,7 +94,7 @@ pub(crate) fn wait<T: Send>(
 pub(crate) fn awaitable<'py, T>(
     py: Python<'py>,
     runtime: &Handle,
-    request: impl Future<Output = Result<T, SessionError>> + Send + 'static,
+    request: impl Future<Output = Result<Reply<T>, SessionError>> + Send + 'static,
 ) -> PyResult<Bound<'py, PyAny>>
 where
     T: for<'a> IntoPyObject<'a> + Send + 'static,
@@ -141,26 +142,44 @@ fn settle_soon<T>(
     py: Python<'_>,
     event_loop: &Py<PyAny>,
     promise: &Py<PyAny>,
-    result: Result<T, SessionError>,
+    result: Result<Reply<T>, SessionError>,
 ) -> PyResult<()>
 where
     T: for<'a> IntoPyObject<'a>,
 {
-    let result = result.map_err(|error| exception(&error)).and_then(|value| value.into_py_any(py));
-    let (value, is_error) = match result {
-        Ok(value) => (value, false),
-        Err(error) => (error.into_value(py).into_any(), true),
+    let result = result.map_err(|error| exception(&error)).and_then(|Reply { value, pin }| {
+        let pin = pin.map(|pin| Py::new(py, UnkeptPin { pin })).transpose()?;
+        Ok((value.into_py_any(py)?, pin))
+    });
+    let (value, pin, is_error) = match result {
+        Ok((value, pin)) => (value, pin, false),
+        Err(error) => (error.into_value(py).into_any(), None, true),
     };
     let settle = wrap_pyfunction!(settle, py)?;
-    event_loop.call_method1(py, "call_soon_threadsafe", (settle, promise, value, is_error))?;
+    event_loop.call_method1(py, "call_soon_threadsafe", (settle, promise, value, is_error, pin))?;
     Ok(())
 }
 
-/// Settles a future that was not cancelled meanwhile.
+/// The pin of a result that no future has got yet. Dropping this ends the pin, unless it was kept.
+#[pyclass(frozen)]
+struct UnkeptPin {
+    pin: Own<PinOnTheWay>,
+}
+
+/// Settles a future that was not cancelled meanwhile. The pin of a cancelled future's result ends.
 #[pyfunction]
-fn settle(promise: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>, is_error: bool) -> PyResult<()> {
+#[pyo3(signature = (promise, value, is_error, pin))]
+fn settle(
+    promise: &Bound<'_, PyAny>,
+    value: &Bound<'_, PyAny>,
+    is_error: bool,
+    pin: Option<Bound<'_, UnkeptPin>>,
+) -> PyResult<()> {
     if !promise.call_method0("done")?.extract::<bool>()? {
         promise.call_method1(if is_error { "set_exception" } else { "set_result" }, (value,))?;
+        if let Some(pin) = pin {
+            pin.get().pin.get()?.keep();
+        }
     }
     Ok(())
 }

@@ -1,12 +1,15 @@
 """Requests of a session, from coroutines."""
 
 import asyncio
+import json
 import subprocess
 import sys
+import time
+import urllib.request
 
 import larder_kv
 import pytest
-from conftest import BLOCK_BYTES, CHUNK_TOKENS, content, spec
+from conftest import BLOCK_BYTES, CHUNK_TOKENS, content, spec, until
 
 TOKENS = list(range(3 * CHUNK_TOKENS))
 
@@ -95,3 +98,39 @@ def test_an_interpreter_may_end_while_requests_are_answered(cluster):
     """
     for _ in range(20):
         subprocess.run([sys.executable, "-c", program, cluster.sockets[0]], check=True, timeout=60)
+
+
+def test_a_request_that_is_cancelled_before_the_loop_sees_its_answer_leaves_no_pin(cluster):
+    async def run():
+        session = await larder_kv.AsyncSession.connect(cluster.sockets[0], window_bytes=1 << 20)
+        namespace = await session.register(spec("async pins"))
+        chain = namespace.chain_of_tokens(TOKENS)
+        reservation = await session.reserve(namespace, chain)
+        staged = await session.stage_chunks(reservation, reservation.chunks)
+        for chunk in staged:
+            chunk.copy_from(content(chunk.position))
+        assert await session.commit(reservation, staged) == 3
+        for ask in (
+            lambda: session.pin(namespace, chain, 600.0),
+            lambda: session.lookup(namespace, chain, pin_seconds=600.0),
+            lambda: session.lookup_and_prefetch(namespace, chain, pin_seconds=600.0),
+        ):
+            cancelled = ask()
+            # The answer comes while the loop stands still.
+            until(lambda: pins(cluster) == 1)
+            time.sleep(0.1)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            while pins(cluster) > 0:
+                await asyncio.sleep(0.01)
+        kept = await session.pin(namespace, chain, 600.0)
+        assert pins(cluster) == 1
+        await session.unpin(kept.pin)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def pins(cluster) -> int:
+    with urllib.request.urlopen(f"http://{cluster.http[0]}/pins") as answer:
+        return len(json.load(answer))
