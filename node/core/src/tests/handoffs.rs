@@ -243,7 +243,7 @@ fn a_later_attempt_at_another_prompt_shares_the_chunks_that_both_begin_with() {
     let mut w = world();
     let first = w.follow("abc", Some("b"));
     let (order, _) = w.order();
-    let other = w.follow_attempt("abd", Some("c"), 2);
+    let other = w.follow_attempt("abx", Some("c"), 2);
     let (rest, node, chunks) = w.order_to();
     assert_eq!((node.as_str(), chunks), ("c", 1), "the first order goes on");
     for chunk in 0..3 {
