@@ -32,7 +32,7 @@
 //! sample_ratio = 0.0
 //! ```
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use larder_net::config_file;
@@ -40,6 +40,7 @@ use larder_net::line_file::RecordConfig;
 use larder_net::quic::CredentialFiles;
 use larder_net::trace::{InvalidEndpoint, TracingConfig};
 use serde::{Deserialize, Serialize};
+use url::Url;
 
 use crate::election::Timing;
 use crate::membership::Patience;
@@ -407,16 +408,8 @@ fn is_host(text: &str) -> bool {
 
 /// Whether a client of etcd can use this: `http://HOST:PORT` or with https, or `HOST:PORT` alone.
 fn is_url_of_etcd(text: &str) -> bool {
-    let authority = ["http://", "https://"].iter().find_map(|scheme| text.strip_prefix(scheme));
-    let authority = authority.unwrap_or(text).trim_end_matches('/');
-    let (host, port) = match authority.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() => (host, Some(port)),
-        _ => (authority, None),
-    };
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let is_host =
-        bare.map_or_else(|| is_host(host) && !host.contains(':'), |ip| ip.parse::<Ipv6Addr>().is_ok());
-    is_host && port.is_none_or(|port| port.parse::<u16>().is_ok())
+    let text = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    Url::parse(&text).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.path() == "/")
 }
 
 impl Default for HttpConfig {
