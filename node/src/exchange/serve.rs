@@ -1,6 +1,6 @@
 //! Serving: answers requests of other processes to this node.
 //!
-//! An asker that stops reading loses its answer ([`STALL_DEADLINE`]).
+//! An asker that stops reading loses its answer: blocks after [`STALL_DEADLINE`], others after [`SEND_DEADLINE`].
 
 mod admin;
 
@@ -223,24 +223,19 @@ impl Server {
                 }
             }
         };
-        // Errors here: the asker went away.
-        let is_told = match connection.peer().role {
-            Role::Node if response != PeerResponse::Done => self
-                .peers
-                .rooms()
-                .write_before(&mut send, connection.version(), self.peers.now())
-                .await
-                .is_ok(),
-            _ => true,
-        };
-        if is_told
-            && send.set_priority(SMALL_FIRST).is_ok()
-            && write_message(&mut send, &response).await.is_ok()
-            && send.finish().is_ok()
-        {
+        let answered = async {
+            if connection.peer().role == Role::Node && response != PeerResponse::Done {
+                let (rooms, now) = (self.peers.rooms(), self.peers.now());
+                rooms.write_before(&mut send, connection.version(), now).await.ok()?;
+            }
+            send.set_priority(SMALL_FIRST).ok()?;
+            write_message(&mut send, &response).await.ok()?;
+            send.finish().ok()?;
             drop(bytes);
-            let _ = timeout(SEND_DEADLINE, send.stopped()).await;
-        }
+            send.stopped().await.ok()
+        };
+        // Errors: the asker went away, or does not read.
+        let _ = timeout(SEND_DEADLINE, answered).await;
     }
 
     /// Checks whether a process may make this request.

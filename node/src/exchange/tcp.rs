@@ -76,6 +76,12 @@ impl Way for TcpWay<'_> {
     }
 }
 
+impl Link {
+    fn avoid(&self, now: Duration) {
+        self.avoided_until.set(now + AVOIDED);
+    }
+}
+
 impl OverTcp {
     /// The connections of the mover's thread; `None` if blocks come over QUIC alone.
     pub(super) fn new(mover: Mover) -> Option<Rc<Self>> {
@@ -113,7 +119,13 @@ impl OverTcp {
                 },
             };
             let asked = self.mover.ask_over_tcp(&mut connection, from, batch, (trace, &link.came)).await;
-            if matches!(asked, Err(FetchFailure::Broken)) && !is_new {
+            if matches!(asked, Err(FetchFailure::Broken)) {
+                if is_new {
+                    // As when the node turns this node away after the handshake.
+                    tracing::info!(name, %address, "a new connection over TCP broke: the node is asked over QUIC");
+                    link.avoid(self.mover.common.now());
+                    return false;
+                }
                 // The node closed the connection, or has restarted: the other idle connections are of no use either.
                 link.idle.borrow_mut().clear();
                 continue;
@@ -156,7 +168,7 @@ impl OverTcp {
                 tracing::warn!(name, %address, "a node does not answer over TCP: it is asked over QUIC");
             }
         }
-        link.avoided_until.set(self.mover.common.now() + AVOIDED);
+        link.avoid(self.mover.common.now());
         None
     }
 

@@ -1,6 +1,6 @@
 //! Fetches over TCP: where they go, what happens if the way is closed, and what strangers get.
 
-use larder_net::quic::ConnectError;
+use larder_net::quic::{ConnectError, Guests};
 use larder_net::tcp::{TcpConnection, TcpEndpoint, TcpPort};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -9,6 +9,7 @@ use super::block_threads::{Node, are_filled, large_batches};
 use super::sends::{Serving, fetch_of};
 use super::*;
 use crate::exchange::rooms::read_answer;
+use crate::exchange::serve::limits_of;
 
 /// A side of a test: the number of its block threads, and whether blocks move over TCP.
 type Side = (usize, bool);
@@ -19,15 +20,16 @@ fn over_tcp(common: Common, credentials: &Credentials, port: TcpPort) -> Common 
     common.with_tcp(TcpEndpoint::new(credentials, IDLE_TIMEOUT), port)
 }
 
-/// Runs a test between node 1, which asks, and node 2, which has everything. The test also gets node 2's address, and node 1's
-/// credentials.
+/// Runs a test between node 1, which asks, and node 2, which has everything. The test also gets node 2's address, and the
+/// credentials of both.
 fn between_sides(
     [asks, holds]: [Side; 2],
-    test: impl AsyncFnOnce(Asker, Serving, (SocketAddr, Credentials)),
+    test: impl AsyncFnOnce(Asker, Serving, (SocketAddr, [Credentials; 2])),
 ) {
     System::new().block_on(async {
         let [asker, holder] = Node::all([("node-1", asks.0), ("node-2", holds.0)]);
         let address = holder.endpoint.local_address();
+        let others_credentials = holder.credentials.clone();
         let mut table = Table::clone(&table(1, &BTreeMap::from([(1, 10), (2, 20)])));
         table.members[1].peer = address;
         let limits = large_batches();
@@ -39,7 +41,7 @@ fn between_sides(
         let (serving, common) = (serving.await, common(&limits));
         let common = if asks.1 { over_tcp(common, &asker.credentials, asker.tcp) } else { common };
         let threads = Node::threads(asker.others, &asker.credentials, &common).await;
-        let known = (address, asker.credentials.clone());
+        let known = (address, [asker.credentials.clone(), others_credentials]);
         test(Asker::with_threads(asker.endpoint, &limits, table, common, threads), serving, known).await;
     });
 }
@@ -104,6 +106,30 @@ fn a_port_that_answers_nothing_costs_a_moment_and_the_blocks_come_over_quic() {
 }
 
 #[test]
+fn a_node_that_turns_this_node_away_after_the_handshake_is_asked_over_quic() {
+    between_sides([(0, true), (0, false)], async |asker, _, (address, [_, holder])| {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let holder = TcpEndpoint::new(&holder, IDLE_TIMEOUT);
+        let turns_away = async {
+            loop {
+                let (stream, remote) = listener.accept().await.unwrap();
+                drop(holder.receive(&Guests::new(limits_of), stream, remote).await);
+            }
+        };
+        let fetches = async {
+            for _ in 0..2 {
+                assert!(is_here(&asker.fetch(3, LONG).await));
+            }
+        };
+        tokio::select! {
+            () = turns_away => {}
+            () = fetches => {}
+        }
+        assert_eq!(asker.metrics.tcp_bytes.get(), 0);
+    });
+}
+
+#[test]
 fn a_cancelled_order_leaves_nothing_to_the_next() {
     between_sides([(0, true), (0, true)], async |asker, _, _| {
         for _ in 0..5 {
@@ -122,7 +148,7 @@ fn a_cancelled_order_leaves_nothing_to_the_next() {
 
 #[test]
 fn a_connection_that_the_holder_closed_is_replaced() {
-    between_sides([(0, true), (0, true)], async |asker, holder, (address, credentials)| {
+    between_sides([(0, true), (0, true)], async |asker, holder, (address, [credentials, _])| {
         assert!(is_here(&asker.fetch(2, LONG).await));
         // Newer connections take the places of the first.
         let mut newer = Vec::new();
@@ -138,7 +164,7 @@ fn a_connection_that_the_holder_closed_is_replaced() {
 
 #[test]
 fn only_fetches_of_nodes_are_answered_over_tcp() {
-    between_sides([(0, true), (0, true)], async |_, holder, (address, credentials)| {
+    between_sides([(0, true), (0, true)], async |_, holder, (address, [credentials, _])| {
         let mut connection = connect(&credentials, address).await.unwrap();
         for _ in 0..2 {
             write_message(&mut connection, &PeerRequest::Fetch(fetch_of(2))).await.unwrap();
@@ -180,7 +206,7 @@ fn strangers_and_garbage_are_turned_away() {
 
 #[test]
 fn an_asker_that_does_not_read_keeps_no_leases() {
-    between_sides([(0, true), (0, true)], async |asker, mut holder, (address, credentials)| {
+    between_sides([(0, true), (0, true)], async |asker, mut holder, (address, [credentials, _])| {
         let mut stuck = Vec::new();
         for _ in 0..4 {
             let mut connection = connect(&credentials, address).await.unwrap();
