@@ -5,7 +5,7 @@ running cluster with the book's HTTP reference.
 
     tests/book_commands.py
 
-Needs root, for the namespaces. The program is target/debug/larder, or $LARDER.
+Needs root, for the namespaces. The program is target/debug/larder, or $LARDER; tests/programs builds it.
 """
 
 import json
@@ -26,6 +26,8 @@ from parts import NOTHING_DONE, skip
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs/book/src"
 LARDER = Path(os.environ.get("LARDER", Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/larder")).resolve()
+# A program that looks prompts up and saves KV, as engines do: client/rust/examples/put_and_get.rs.
+ENGINE_PROGRAM = LARDER.parent / "examples/put_and_get"
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}
 # The address that pages give the coordinator, which runs on `a`.
 COORDINATOR = "10.0.0.10"
@@ -247,7 +249,7 @@ class Page:
 
 def main():
     if not LARDER.exists():
-        sys.exit(f"{LARDER} is not there: cargo build, or set LARDER")
+        sys.exit(f"{LARDER} is not there: tests/programs, or set LARDER")
     every_page_is_checked()
     with tempfile.TemporaryDirectory(prefix="larder-book-") as folder:
         os.chmod(folder, 0o755)
@@ -292,9 +294,9 @@ def sizes_are_found(hosts):
     with page.running(hosts, "record"):
         wait_for(lambda: hosts.run("a", "curl -s http://127.0.0.1:9440/readyz").stdout, lambda said: said == "ok\n")
         for _ in range(3):
-            hosts.run("a", "larder lookup 0 1 2 --socket /run/larder/default.sock", check=True)
+            hosts.run("a", f"{ENGINE_PROGRAM} /run/larder/default.sock", check=True)
     recorded = page.run(hosts, "plan-record")["a"]
-    assert "3 requests" in recorded or "requests" in recorded, recorded
+    assert "3 requests" in recorded, recorded
     page.end()
     page = Page("replay.md")
     played = page.run(hosts, "trace")["a"]

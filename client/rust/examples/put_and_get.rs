@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use larder_client::{Session, SessionOptions};
+use larder_client::{LookupOptions, Session, SessionOptions};
 use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::{HitPolicy, NamespaceSpec, PoolSpec};
 
@@ -13,6 +13,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let namespace = session.register(&spec(), &[0], &[BLOCK_BYTES]).wait()?;
     let tokens: Vec<u32> = (0..1_000).collect();
     let prompt = namespace.chain_of_tokens(&tokens, Default::default());
+
+    // Asks how much of the prompt is cached.
+    let options = LookupOptions { prompt_tokens: tokens.len() as u64, ..LookupOptions::default() };
+    let found = session.lookup(&namespace, &prompt, options).wait()?;
+    println!("{} of {} tokens are cached", found.tokens, tokens.len());
 
     // Reserves the chunks that the node lacks.
     let reservation = session.reserve(&namespace, &prompt, 0).wait()?;
