@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use larder_net::audit::Audit;
 use larder_net::in_one_line;
-use larder_net::reload::{differences, when_to_reload};
+use larder_net::reload::{ReloadTimes, differences};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
 
 use crate::config::{Config, MembershipConfig};
@@ -86,14 +86,15 @@ impl Reloads {
         Ok(reloaded)
     }
 
-    /// Reloads at every SIGHUP, and when the file changed.
+    /// Reloads at the times, if there is a file.
     ///
     /// # Cancel safety
     /// If the future is dropped, nothing is reloaded any more.
-    pub(crate) async fn watch(self) {
-        let Some(file) = self.0.file.clone() else { return };
-        // Errors are logged.
-        when_to_reload(&file, async |by| _ = self.reload(by)).await;
+    pub(crate) async fn watch(self, times: Option<ReloadTimes>) {
+        if let Some(times) = times {
+            // Errors are logged.
+            times.call(async |by| _ = self.reload(by)).await;
+        }
     }
 }
 

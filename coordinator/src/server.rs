@@ -17,6 +17,7 @@ use larder_net::coordinator_client::Known;
 use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
+use larder_net::reload::ReloadTimes;
 use larder_protocol::identity::{Identity, Role};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -197,12 +198,13 @@ pub async fn run_from(
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
+    let times = file.as_deref().map(ReloadTimes::begin);
     match config.election.backend {
-        Backend::Embedded => serve(config, file, None::<Memory>, on_ready, stop).await,
+        Backend::Embedded => serve(config, times, None::<Memory>, on_ready, stop).await,
         #[cfg(feature = "etcd")]
         Backend::Etcd => {
             let register = Etcd::new(&config.election).map_err(|error| ServeError::Register(error.into()))?;
-            serve(config, file, Some(register), on_ready, stop).await
+            serve(config, times, Some(register), on_ready, stop).await
         }
         #[cfg(not(feature = "etcd"))]
         Backend::Etcd => Err(ServeError::NotBuilt { backend: "etcd" }),
@@ -211,7 +213,7 @@ pub async fn run_from(
             let (kubeconfig, name) = (config.election.kubeconfig.as_deref(), config.election.name.clone());
             let register = Kubernetes::new(kubeconfig, name).await;
             let register = register.map_err(|error| ServeError::Register(error.into()))?;
-            serve(config, file, Some(register), on_ready, stop).await
+            serve(config, times, Some(register), on_ready, stop).await
         }
         #[cfg(not(feature = "kubernetes"))]
         Backend::Kubernetes => Err(ServeError::NotBuilt { backend: "kubernetes" }),
@@ -236,13 +238,13 @@ pub async fn run_elected(
 
 async fn serve<R: Register + 'static>(
     config: Config,
-    file: Option<PathBuf>,
+    times: Option<ReloadTimes>,
     register: Option<R>,
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let (audit, thread) = start_audit(&config)?;
-    let served = serve_noting(config, file, register, &audit, on_ready, stop).await;
+    let served = serve_noting(config, times, register, &audit, on_ready, stop).await;
     audit.end();
     if let Some(thread) = thread {
         // An error means that the thread panicked. It only has a few lines to write.
@@ -253,7 +255,7 @@ async fn serve<R: Register + 'static>(
 
 async fn serve_noting<R: Register + 'static>(
     config: Config,
-    file: Option<PathBuf>,
+    times: Option<ReloadTimes>,
     register: Option<R>,
     audit: &Audit,
     on_ready: impl FnOnce(Ready),
@@ -264,6 +266,7 @@ async fn serve_noting<R: Register + 'static>(
     let (state_file, state) = StateFile::open(&config.state.path)?;
     let (patience, highest_term) = (config.membership.patience(), state.table.epoch.term);
     let membership = membership_of(register.is_some(), &patience, state, uptime);
+    let file = times.as_ref().map(|times| times.file().to_owned());
     let reloads = Reloads::new(&config, file, membership.clone(), audit.clone());
     let metrics = Metrics::new()?;
     renew_certificate(&endpoint, &config, credentials, &metrics);
@@ -304,7 +307,7 @@ async fn serve_noting<R: Register + 'static>(
         yields_after: Duration::from_millis(yields_after_ms),
         is_in_doubt: Cell::new(false),
     };
-    actix_rt::spawn(reloads.watch());
+    actix_rt::spawn(reloads.watch(times));
     actix_rt::spawn(serve_followers(endpoint.clone(), server));
     let peer = endpoint.local_address();
     let mut electing = None;

@@ -11,7 +11,7 @@ use actix::Addr;
 use larder_core::Event;
 use larder_core::store::StoreLimits;
 use larder_net::in_one_line;
-use larder_net::reload::{differences, when_to_reload};
+use larder_net::reload::{ReloadTimes, differences};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
@@ -180,14 +180,15 @@ impl Reloads {
         Ok(reloaded)
     }
 
-    /// Reloads at every SIGHUP, and when the file changed.
+    /// Reloads at the times, if there is a file.
     ///
     /// # Cancel safety
     /// If dropped, the node no longer reloads.
-    pub(crate) async fn watch(self) {
-        let Some(reloadable) = &self.0.reloadable else { return };
-        // Errors are logged.
-        when_to_reload(&reloadable.file, async |by| _ = self.reload(by).await).await;
+    pub(crate) async fn watch(self, times: Option<ReloadTimes>) {
+        if let Some(times) = times {
+            // Errors are logged.
+            times.call(async |by| _ = self.reload(by).await).await;
+        }
     }
 }
 

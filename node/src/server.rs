@@ -19,6 +19,7 @@ use actix::Addr;
 use actix_rt::Arbiter;
 use actix_web::web::{Data, ServiceConfig};
 use larder_net::audit::{self, Audit};
+use larder_net::reload::ReloadTimes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
 
@@ -88,6 +89,7 @@ pub async fn run_on(
     stop: impl Future<Output = ()>,
 ) -> Result<Ended, ServeError> {
     let clock = Clock::start();
+    let reload_times = reloadable.as_ref().map(|reloadable| ReloadTimes::begin(&reloadable.file));
     find_gpus(&devices, &limits.actors).await?;
     raise_open_files();
     let metrics: SharedMetrics = Arc::new(Metrics::new()?);
@@ -123,7 +125,8 @@ pub async fn run_on(
     let by_admins = (&reloads, &purges, &state);
     let drains = join_cluster(cluster.as_mut(), &limits, &addresses, http, by_admins).await;
     let tenants = (tenants_here, change_tenants);
-    let reloading = start_reloading(reloads, &addresses, tenants, cluster.as_ref(), drains.as_ref());
+    let reloading =
+        start_reloading((reloads, reload_times), &addresses, tenants, cluster.as_ref(), drains.as_ref());
     let feeds: Vec<_> = feeds.into_iter().zip(addresses.iter().cloned()).collect();
     let publishing = publish_events(&limits, &feeds, &state, descriptions).await?;
     _ = state.actors.set(feeds);
@@ -182,7 +185,7 @@ fn new_reloads(reloadable: Option<Reloadable>, audit: &Audit, state: &HttpState)
 
 /// Takes changes of the configuration from now on.
 fn start_reloading(
-    reloads: Reloads,
+    (reloads, times): (Reloads, Option<ReloadTimes>),
     actors: &[Addr<GpuActor>],
     (tenants, change_tenants): (Tenants, mpsc::Sender<ChangeTenants>),
     cluster: Option<&Cluster>,
@@ -195,7 +198,7 @@ fn start_reloading(
         peers: cluster.and_then(Cluster::peer_actor),
         drains: drains.cloned(),
     });
-    actix_rt::spawn(reloads.watch())
+    actix_rt::spawn(reloads.watch(times))
 }
 
 /// The state that the HTTP server shows before anything runs.

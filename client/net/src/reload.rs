@@ -1,41 +1,74 @@
 //! Changes of a server's configuration file while the server runs: when to read it again, and what has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use larder_protocol::reload::ChangedSetting;
 use serde::Serialize;
 use serde_json::Value;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// Calls `reload` at every SIGHUP, and when the file changed, with the cause.
-///
-/// # Cancel safety
-/// Once dropped, it no longer reloads.
-pub async fn when_to_reload(file: &Path, mut reload: impl AsyncFnMut(&'static str)) {
-    let mut hangup = match signal(SignalKind::hangup()) {
-        Ok(hangup) => hangup,
-        Err(error) => {
-            return tracing::error!(%error, "SIGHUP and changes of the configuration are not noticed: restart this process after a change");
-        }
-    };
-    let mut look = interval(LOOK_EVERY);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let stamp = || std::fs::metadata(file).ok().map(|file| (file.modified().ok(), file.len()));
-    let mut known: Option<(Option<SystemTime>, u64)> = stamp();
-    loop {
-        let by = tokio::select! {
-            Some(()) = hangup.recv() => "SIGHUP",
-            _ = look.tick() => "the changed file",
-        };
-        let now = stamp();
-        if by == "SIGHUP" || (now.is_some() && now != known) {
-            reload(by).await;
-        }
-        known = now.or(known);
+/// The times at which a server reads its configuration file again: at every SIGHUP, and when the file changed.
+#[derive(Debug)]
+pub struct ReloadTimes {
+    file: PathBuf,
+    /// `None`: the system gave no handler.
+    hangup: Option<Signal>,
+    known: Option<Stamp>,
+}
+
+/// The time of a file's last change, and its length.
+type Stamp = (Option<SystemTime>, u64);
+
+impl ReloadTimes {
+    /// Notes every SIGHUP and change of the file from now on, so that those of a long start are not lost. Needs a tokio runtime.
+    #[must_use]
+    pub fn begin(file: &Path) -> Self {
+        let hangup = signal(SignalKind::hangup());
+        let hangup = hangup.inspect_err(
+            |error| tracing::error!(%error, "SIGHUP is not noticed: use `larder reload`, or change the file"),
+        );
+        Self { file: file.to_owned(), hangup: hangup.ok(), known: stamp(file) }
     }
+
+    /// The file.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Calls `reload` at each of the times, with the cause.
+    ///
+    /// # Cancel safety
+    /// Once dropped, it no longer reloads.
+    pub async fn call(self, mut reload: impl AsyncFnMut(&'static str)) {
+        let Self { file, mut hangup, mut known } = self;
+        let mut look = interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let is_told = tokio::select! {
+                Some(()) = next(&mut hangup) => true,
+                _ = look.tick() => false,
+            };
+            let now = stamp(&file);
+            if is_told {
+                reload("SIGHUP").await;
+            } else if now.is_some() && now != known {
+                reload("the changed file").await;
+            }
+            known = now.or(known);
+        }
+    }
+}
+
+async fn next(hangup: &mut Option<Signal>) -> Option<()> {
+    hangup.as_mut()?.recv().await
+}
+
+fn stamp(file: &Path) -> Option<Stamp> {
+    std::fs::metadata(file).ok().map(|file| (file.modified().ok(), file.len()))
 }
 
 /// The settings in which two configurations differ.
@@ -87,3 +120,33 @@ fn add_settings(all: &mut BTreeMap<String, Value>, key: String, value: Value) {
 
 /// How often the file is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Signal, getpid, kill_process};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hangup_and_a_change_during_a_long_start_are_not_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("node.toml");
+        std::fs::write(&file, "").unwrap();
+        let times = ReloadTimes::begin(&file);
+        kill_process(getpid(), Signal::HUP).unwrap();
+        std::fs::write(&file, "name = \"a\"").unwrap();
+
+        let mut causes = Vec::new();
+        let called = times.call(async |by| causes.push(by));
+        tokio::time::timeout(LOOK_EVERY * 3, called).await.unwrap_err();
+        causes.sort_unstable();
+        assert!(causes == ["SIGHUP"] || causes == ["SIGHUP", "the changed file"], "{causes:?}");
+
+        let times = ReloadTimes::begin(&file);
+        std::fs::write(&file, "name = \"longer\"").unwrap();
+        let mut causes = Vec::new();
+        let called = times.call(async |by| causes.push(by));
+        tokio::time::timeout(LOOK_EVERY * 3, called).await.unwrap_err();
+        assert_eq!(causes, ["the changed file"]);
+    }
+}
