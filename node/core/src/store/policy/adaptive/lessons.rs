@@ -26,13 +26,52 @@ pub(super) struct Lessons {
 }
 
 /// The quality of each judge's predictions.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Foretold {
     /// The mean worth that each judge gave to idle chunks; 0 before the first idle chunk.
     mean: [f64; JUDGES],
     /// For chunks that were used again, the sum of the logarithms of their worth divided by that mean.
     gains: [f64; JUDGES],
+    /// The product of such quotients whose logarithms are not in `gains` yet: a logarithm for each use takes too long.
+    quotients: [f64; JUDGES],
     uses: f64,
+}
+
+impl Default for Foretold {
+    fn default() -> Self {
+        let nothing = [0.0; JUDGES];
+        Self { mean: nothing, gains: nothing, quotients: [1.0; JUDGES], uses: 0.0 }
+    }
+}
+
+impl Foretold {
+    /// Notes the worths that the judges gave to a chunk that is used again.
+    #[inline]
+    fn used(&mut self, worths: [f32; JUDGES]) {
+        let mut is_large = false;
+        for judge in 0..JUDGES {
+            let quotient = &mut self.quotients[judge];
+            *quotient *= (f64::from(worths[judge]) / self.mean[judge]).max(1e-9);
+            is_large |= !(1e-200..1e200).contains(quotient);
+        }
+        self.uses += 1.0;
+        if is_large {
+            self.settle();
+        }
+    }
+
+    /// Adds the quotients to the gains.
+    fn settle(&mut self) {
+        for (gain, quotient) in self.gains.iter_mut().zip(&mut self.quotients) {
+            *gain += std::mem::replace(quotient, 1.0).ln();
+        }
+    }
+
+    fn fade(&mut self) {
+        self.settle();
+        self.gains.iter_mut().for_each(|gain| *gain *= FORETOLD_KEPT);
+        self.uses *= FORETOLD_KEPT;
+    }
 }
 
 /// Sums of the worth of idle chunks.
@@ -63,12 +102,7 @@ impl Lessons {
     pub(super) fn used(&mut self, kind: Kind, age: Moment, is_idle: bool) {
         let class = kind.class();
         if is_idle && self.foretold.mean.iter().all(|&mean| mean > 0.0) {
-            let worths = self.worths(class, age);
-            let Foretold { mean, gains, uses } = &mut self.foretold;
-            for judge in 0..JUDGES {
-                gains[judge] += (f64::from(worths[judge]) / mean[judge]).max(1e-9).ln();
-            }
-            *uses += 1.0;
+            self.foretold.used(self.worths(class, age));
         }
         self.wall.used(class, age.wall);
         self.uses.used(by_uses(class), age.uses);
@@ -96,8 +130,7 @@ impl Lessons {
         if idle.chunks > 0.0 {
             self.foretold.mean = idle.sums.map(|sum| sum / idle.chunks);
         }
-        self.foretold.gains = self.foretold.gains.map(|gain| gain * FORETOLD_KEPT);
-        self.foretold.uses *= FORETOLD_KEPT;
+        self.foretold.fade();
         for (sum, new) in self.passed.iter_mut().zip([passed.uses, passed.wall]) {
             *sum = *sum * PASSED_KEPT + f64::from(new);
         }
