@@ -93,6 +93,8 @@ class Engine(StandIn):
         """The key that requests below `/v1` need, as those of vLLM do."""
         self.is_hanging = threading.Event()
         """While set, checks get no answer."""
+        self.ends_checks = False
+        """Whether each check needs a connection of its own."""
         self.came, self.left, self.go_on = (threading.Semaphore(0) for _ in range(3))
         super().__init__()
 
@@ -105,7 +107,7 @@ class Engine(StandIn):
                 # Waits until the router gives up.
                 if handler.connection.recv(1) == b"":
                     return handler.hang_up()
-            return handler.say(200, {})
+            return handler.say(200, {}, connection="close" if self.ends_checks else "keep-alive")
         assert handler.path == "/v1/models"
         if not self.is_allowed(handler):
             return handler.say(401, {"error": "Unauthorized"})
@@ -173,6 +175,12 @@ def stream(handler: Handler, _body: dict) -> None:
     handler.server.go_on.acquire()
     handler.part("data: two\n\n")
     handler.part("")
+
+
+def wait(handler: Handler, body: dict) -> None:
+    """Answers when the test says so."""
+    handler.server.go_on.acquire()
+    answer(handler, body)
 
 
 def wait_for_hang_up(handler: Handler, _body: dict) -> None:

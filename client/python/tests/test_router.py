@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import resource
 import signal
 import ssl
 import subprocess
@@ -26,10 +27,10 @@ PROMPT = list(range(1_000))
 
 
 class Router:
-    """`python -m larder_kv.router` with these options."""
+    """`python -m larder_kv.router` with these options, run by the command `by`."""
 
-    def __init__(self, *options: str):
-        command = [sys.executable, "-m", "larder_kv.router", "--listen=127.0.0.1:0", "--status-listen=127.0.0.1:0"]
+    def __init__(self, *options: str, by: tuple[str, ...] = ()):
+        command = [*by, sys.executable, "-m", "larder_kv.router", "--listen=127.0.0.1:0", "--status-listen=127.0.0.1:0"]
         command += ["--health-seconds=0.05", "--health-patience-seconds=0.2", *options]
         self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
@@ -260,6 +261,41 @@ def test_a_request_leaves_an_engine_that_hangs(made):
         assert hanging.left.acquire(timeout=30), "the router hangs up"
     hanging.is_hanging.clear()
     until(lambda: router.metric("engine_up", engine=hanging.url))
+
+
+def test_a_router_that_can_open_no_more_files_keeps_its_engines_and_their_requests(made):
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine).knows(engine)
+    clients = [http.client.HTTPConnection(router.url.removeprefix("http://")) for _ in range(2)]
+    for client in clients:
+        client.request("POST", COMPLETIONS, json.dumps({"prompt": [1]}))
+        assert client.getresponse().read()
+    engine.deeds.put(standins.wait)
+    clients[0].request("POST", COMPLETIONS, json.dumps({"prompt": [1]}))
+    until(lambda: len(engine.asked) == 3)
+    limits = resource.prlimit(router.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(router.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    engine.ends_checks = True
+    until(lambda: log_of(router).count("is not checked") > 2)
+    clients[1].request("POST", COMPLETIONS, json.dumps({"prompt": [1]}))
+    assert clients[1].getresponse().status == 503
+    assert "Too many open files" in log_of(router) and "not well" not in log_of(router)
+    engine.go_on.release()
+    assert json.load(clients[0].getresponse())["choices"] == [{"text": "said"}]
+    resource.prlimit(router.process.pid, resource.RLIMIT_NOFILE, limits)
+    assert router.ask()[1] == engine.url
+
+
+def test_a_router_takes_as_many_open_files_as_it_may_and_warns_if_they_are_too_few(made):
+    def limited(*options: str) -> Router:
+        return Router(f"--engine={engine.url}", *options, by=("prlimit", "--nofile=128:300"))
+
+    engine = made(Engine, "node-0")
+    many, few = made(limited, "--most-requests=79"), made(limited, "--most-requests=78")
+    for router in (many, few):
+        assert resource.prlimit(router.process.pid, resource.RLIMIT_NOFILE) == (300, 300)
+    assert "--most-requests=79 may need 301 open files, and the limit is 300" in log_of(many)
+    assert "open files" not in log_of(few)
 
 
 def test_parts_of_a_stream_come_as_they_are_made(made):

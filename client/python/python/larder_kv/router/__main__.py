@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import re
+import resource
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +18,10 @@ python -m larder_kv.router --coordinator 10.0.0.10:7600 --engine http://10.0.0.1
 
 Of a name with several addresses, each is an engine; the addresses are looked up again and again.
 """
+FILES_PER_REQUEST, OTHER_FILES = 3, 64
+"""Open files: a request has a connection to its client, to an engine that computes its prompt, and to one that generates."""
+
+logger = logging.getLogger("larder.router")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    raise_open_files(options.most_requests)
     try:
         asyncio.run(serve(options, say))
     except (OSError, ValueError) as error:
@@ -39,6 +45,23 @@ def main(arguments: list[str] | None = None) -> int:
 def say(url: str, status: str | None) -> None:
     """Prints the address on which the router listens."""
     print(f"routing at {url}" + (f", status at {status}" if status else ""), flush=True)
+
+
+def raise_open_files(most_requests: int) -> None:
+    """Allows this process as many open files as the system permits, and warns if so many requests need more."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        limit = most
+    except (OSError, ValueError) as error:
+        logger.warning("cannot raise the limit of open files to %d: %s", most, error)
+    needed = FILES_PER_REQUEST * most_requests + OTHER_FILES
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        logger.warning(
+            "--most-requests=%d may need %d open files, and the limit is %d: raise it (`ulimit -n`, LimitNOFILE of the unit, or "
+            "the container runtime's limit), or lower --most-requests",
+            most_requests, needed, limit,
+        )
 
 
 def make_parser() -> argparse.ArgumentParser:

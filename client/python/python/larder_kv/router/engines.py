@@ -1,6 +1,7 @@
 """The engines: the known engines, their health, and their load."""
 
 import asyncio
+import errno
 import ipaddress
 import itertools
 import logging
@@ -27,6 +28,8 @@ FAILURES = 2
 """Checks that must fail before an engine counts as gone."""
 LEARN_SECONDS = 15.0
 """How often an engine is asked for its node, if the node is unknown."""
+OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of the router's own machine, which lacks files, ports or memory. They say nothing about an engine."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +153,10 @@ class Fleet:
         weighed = [(engine, costs.get(engine.node or "", unknown)) for engine in engines]
         return sorted(weighed, key=lambda one: one[0].backlog + one[1])
 
-    def failed(self, engine: Engine) -> None:
-        """Notes that an engine could not be reached: it gets no requests until a check succeeds."""
-        self._set_up(engine, False)
+    def failed(self, engine: Engine, error: BaseException) -> None:
+        """Notes an error of a request. An engine to which no connection can be made gets no requests until a check succeeds."""
+        if isinstance(error, aiohttp.ClientConnectorError) and not is_own(error):
+            self._set_up(engine, False)
 
     def forget_node(self, engine: Engine) -> None:
         """Forgets an engine's node, as the cluster does not know it: the node has a new name."""
@@ -212,10 +216,11 @@ class Fleet:
                 async with self._session.get(engine.url + "/health", **self.ssl(engine)) as answer:
                     well = answer.status == 200
             engine.failures = 0 if well else FAILURES
-        except aiohttp.ClientConnectorError:
-            engine.failures = FAILURES
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            engine.failures += 1
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if is_own(error):
+                logger.warning("%s is not checked: %s", engine.url, error)
+                return
+            engine.failures = FAILURES if isinstance(error, aiohttp.ClientConnectorError) else engine.failures + 1
         if engine.failures in range(1, FAILURES):
             return
         self._set_up(engine, engine.failures == 0)
@@ -285,6 +290,11 @@ class Fleet:
             self._metrics.up.labels(*labels).set(engine.is_up)
             self._metrics.open.labels(engine.url).set(engine.open)
             self._metrics.backlog.labels(engine.url).set(engine.backlog)
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether an error is of the router's own machine."""
+    return isinstance(error, OSError) and error.errno in OWN_ERRORS
 
 
 def read_key(path: Path) -> str:

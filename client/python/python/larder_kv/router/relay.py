@@ -62,8 +62,7 @@ class Relay:
             begun = await self._while_up(engine, self._first_bytes(engine, method, path, headers, body))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._metrics.tries.labels(engine.url, "unreachable").inc()
-            if isinstance(error, aiohttp.ClientConnectorError):
-                self._fleet.failed(engine)
+            self._fleet.failed(engine, error)
             raise TryAnotherError(f"{engine.url}: {told(error)}") from error
         status = begun.answer.status
         if status in BUSY or status >= 500:
