@@ -199,10 +199,11 @@ class Coordinator(StandIn):
         self.most_tokens = 100_000
         """Longer prompts are refused."""
         super().__init__()
+        self.nodes = [self.address]
 
     def get(self, handler: Handler) -> None:
         if handler.path == "/status":
-            return handler.say(200, {"nodes": [{"name": "node-0", "http": self.address}]})
+            return handler.say(200, {"nodes": [{"name": f"node-{i}", "http": one} for i, one in enumerate(self.nodes)]})
         hashing = {"name": "sha256_cbor", "seed": "0", "block_tokens": 16}
         namespace = {"tenant": "default", "fingerprint": "ab" * 32, "chunk_tokens": 16, "hash": hashing}
         return handler.say(200, [namespace, namespace | {"tenant": "other"}, namespace | {"hash": None}])

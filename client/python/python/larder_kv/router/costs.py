@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -24,6 +24,8 @@ REFRESH_SECONDS, REFRESH_EMPTY_SECONDS, KEPT_SECONDS = 10.0, 1.0, 300.0
 WRONG_QUESTION = (400, 413, 422)
 """The statuses by which a coordinator refuses one prompt, for instance a prompt that is too long."""
 NODES_AT_ONCE, MOST_NAMESPACES = 8, 8
+NODE_SECONDS = 2.0
+"""Time limit of a node's answer about its namespaces."""
 MOST_TOKENS = 1 << 20
 """Longer prompts are routed by load alone: their questions alone take about the deadline, and a late answer counts as none."""
 MOVED = 10
@@ -87,12 +89,12 @@ class Costing:
     ) -> Costs | None:
         """The costs of a prompt, in the namespace with the least costs; None without an answer. Never raises for faults of
         others, and takes at most `DEADLINE_SECONDS`."""
-        if not self._namespaces or time.monotonic() < self._paused_until or len(tokens) > MOST_TOKENS:
-            return None
         now = time.monotonic()
         known = [one for seen, one in self._namespaces.values() if now - seen < KEPT_SECONDS]
+        if not known or now < self._paused_until or len(tokens) > MOST_TOKENS:
+            return None
         try:
-            async with asyncio.timeout(DEADLINE_SECONDS):
+            async with self._within(DEADLINE_SECONDS):
                 questions = (self._ask(one, tokens, salt, lora, trace) for one in islice(known, MOST_NAMESPACES))
                 answers = await asyncio.gather(*questions)
             return cheapest(len(tokens), answers)
@@ -134,29 +136,44 @@ class Costing:
                     answer.raise_for_status()
                     return await answer.json(content_type=None)
             except (aiohttp.ClientError, OSError):
-                # From now on, the next coordinator is asked first.
-                self._coordinators = self._coordinators[1:] + self._coordinators[:1]
+                self._skip(url)
                 if last == 0:
                     raise
         raise AssertionError("there is a coordinator")
+
+    @asynccontextmanager
+    async def _within(self, seconds: float) -> AsyncIterator[None]:
+        """Limits the time of questions to coordinators. If the time is over, the coordinator that was asked first is skipped."""
+        first = self._coordinators[0]
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            self._skip(first)
+            raise
+
+    def _skip(self, coordinator: str) -> None:
+        """Asks the next coordinator first from now on. Of several questions that fail together, only one changes the order."""
+        if self._coordinators[0] == coordinator:
+            self._coordinators = self._coordinators[1:] + self._coordinators[:1]
 
     async def _refresh_again(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_SECONDS if self._namespaces else REFRESH_EMPTY_SECONDS)
             try:
-                async with asyncio.timeout(REFRESH_SECONDS):
-                    await self.refresh()
+                await self.refresh()
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
                 logger.warning("the namespaces are unknown: %s", told(error))
 
     async def refresh(self) -> None:
         """Asks some nodes for their namespaces, other nodes each time."""
-        async with asyncio.timeout(REFRESH_SECONDS):
-            nodes = [one["http"] for one in (await self._coordinator("GET", "/status"))["nodes"]]
-            first = self._turn % len(nodes) if nodes else 0
-            self._turn += NODES_AT_ONCE
-            nodes = (nodes[first:] + nodes[:first])[:NODES_AT_ONCE]
-            answers = await asyncio.gather(*map(self._namespaces_of, nodes), return_exceptions=True)
+        async with self._within(REFRESH_SECONDS):
+            status = await self._coordinator("GET", "/status")
+        nodes = [one["http"] for one in status["nodes"]]
+        first = self._turn % len(nodes) if nodes else 0
+        self._turn += NODES_AT_ONCE
+        nodes = (nodes[first:] + nodes[:first])[:NODES_AT_ONCE]
+        answers = await asyncio.gather(*map(self._namespaces_of, nodes), return_exceptions=True)
         for one in answers:
             for namespace in one if isinstance(one, list) else []:
                 # The prompts of other engines' namespaces cannot be hashed from tokens.
@@ -166,7 +183,7 @@ class Costing:
         self._namespaces = dict(kept[:MOST_NAMESPACES])
 
     async def _namespaces_of(self, node: str) -> list[dict[str, Any]]:
-        async with self._session.get(f"http://{node}/namespaces") as answer:
+        async with asyncio.timeout(NODE_SECONDS), self._session.get(f"http://{node}/namespaces") as answer:
             answer.raise_for_status()
             found: list[dict[str, Any]] = await answer.json(content_type=None)
             return found
