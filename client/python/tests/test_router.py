@@ -1,7 +1,10 @@
 """The router in front of servers that do what a test tells them to."""
 
+import asyncio
+import contextlib
 import http.client
 import json
+import os
 import re
 import resource
 import signal
@@ -14,10 +17,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import standins
 from conftest import until
+from larder_kv.router import serve
 from larder_kv.router.__main__ import main
 from larder_kv.router.requests import Asked, WrongRequestError
 from standins import Coordinator, Engine
@@ -364,15 +369,18 @@ def test_a_request_under_way_ends_before_the_router_does(made):
     assert router.process.wait(timeout=30) == 0
 
 
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Makes NAME.pem and NAME.key, for 127.0.0.1."""
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    command = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    subprocess.run([*command, "-keyout", key, "-out", certificate, *names], check=True, capture_output=True)
+    return certificate, key
+
+
 def test_clients_speak_tls(made, tmp_path):
     for name in ("server", "client"):
-        files = ["-keyout", tmp_path / f"{name}.key", "-out", tmp_path / f"{name}.pem"]
-        names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-        subprocess.run(
-            ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", *files, *names],
-            check=True,
-            capture_output=True,
-        )
+        make_certificate(tmp_path, name)
     engine = made(Engine, "node-0")
     certificates = [f"--tls-{of}={tmp_path / name}" for of, name in (("certificate", "server.pem"), ("key", "server.key"))]
     certificates.append(f"--tls-client-ca={tmp_path / 'client.pem'}")
@@ -382,6 +390,44 @@ def test_clients_speak_tls(made, tmp_path):
         router.open({"prompt": [1]}, context=context)
     context.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
     assert router.open({"prompt": [1]}, context=context).status == 200
+
+
+def test_a_certificate_that_comes_before_its_key_is_not_used_until_the_key_comes(tmp_path, monkeypatch, caplog):
+    first, second = (make_certificate(tmp_path, name) for name in ("first", "second"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*first)
+
+    async def replace() -> None:
+        reloading = asyncio.create_task(serve.reload_certificate(context, *first))
+        async with asyncio.timeout(30):
+            # The task sees the first certificate before the second one comes.
+            await asyncio.sleep(0)
+            os.utime(second[0], (1, 1))
+            second[0].replace(first[0])
+            while caplog.text.count("is not used") < 2:
+                await asyncio.sleep(0.001)
+            assert shown(context) == kept
+            second[1].replace(first[1])
+            while shown(context) == kept:
+                await asyncio.sleep(0.001)
+        reloading.cancel()
+
+    kept, new = (ssl.PEM_cert_to_DER_cert(one[0].read_text()) for one in (first, second))
+    assert shown(context) == kept
+    monkeypatch.setattr(serve, "CERTIFICATE_SECONDS", 0.001)
+    asyncio.run(replace())
+    assert shown(context) == new
+
+
+def shown(context: ssl.SSLContext) -> bytes | None:
+    """The certificate that a client of this server gets."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl._create_unverified_context().wrap_bio(to_client, to_server)
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    for side in (client, server, client):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    return client.getpeercert(binary_form=True)
 
 
 def test_a_body_that_cannot_be_decoded_is_refused(made):

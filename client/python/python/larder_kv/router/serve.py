@@ -174,6 +174,8 @@ async def reload_certificate(context: ssl.SSLContext, certificate: Path, key: Pa
         if now == seen:
             continue
         try:
+            # A context takes a certificate also if the key does not fit, so another context tries the files.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
             context.load_cert_chain(certificate, key)
             seen = now
             logger.info("a new certificate is in use")
