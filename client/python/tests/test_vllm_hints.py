@@ -170,6 +170,27 @@ def test_a_session_has_the_pin_of_its_last_turn(kept, cluster):
         until(lambda: len(pins(cluster)) == before + 1)
 
 
+def test_a_turn_whose_chunks_never_come_leaves_the_pin_of_the_next_turn(monkeypatch):
+    monkeypatch.setattr(keeping, "AGAIN_SECONDS", (0.01,) * 1_000)
+    first, second, pinned, ended = [b"a", b"never saved"], [b"a", b"b", b"c"], [], []
+
+    def pin(_, chain: list[bytes], __) -> SimpleNamespace:
+        pinned.append(chain)
+        return SimpleNamespace(pin=len(pinned), chunks=1 if chain == first else len(chain))
+
+    session = SimpleNamespace(pin=pin, unpin=ended.append)
+    node, counts = SimpleNamespace(session=session, namespace=SimpleNamespace(chain=list)), Counts()
+    keeper, hints = Keeper(SimpleNamespace(current=lambda: node), counts), Hints(retain_seconds=30, session="alice")
+    keeper.comes(hints)
+    keeper.ends(hints, first)
+    until(lambda: pinned)
+    keeper.comes(hints)
+    keeper.ends(hints, second)
+    until(lambda: not keeper._tasks and pinned.count(second) == 1)
+    keeper.close()
+    assert ended == [number for number, chain in enumerate(pinned, 1) if chain == first], "only the second turn has a pin"
+
+
 def test_a_prompt_is_near_when_its_session_is_expected(kept, cluster, request):
     other = Connected(cluster.sockets[1], request.node.name)
     hashes = other.put(6, 7)

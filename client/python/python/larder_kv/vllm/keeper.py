@@ -35,6 +35,8 @@ class Task:
     session: str | None
     turn: int
     """The turn of the session after which this was planned."""
+    planned: float
+    """When this was planned."""
     until: float
     """The end of the pin."""
     tries: int = 0
@@ -50,6 +52,8 @@ class Turns:
     """Number of turns that have come."""
     pin: tuple[Open, int] | None = None
     """The pin of the last ended turn, and the connection to the node that granted it."""
+    pin_planned: float = 0.0
+    """When this pin was planned."""
 
 
 class Keeper:
@@ -78,11 +82,11 @@ class Keeper:
         with self._changed:
             turn = self._turns(hints.session).number if hints.session is not None else 0
             if hints.retain_seconds is not None:
-                self._plan(now, Task("pin", hashes, hints.session, turn, now + hints.retain_seconds))
+                self._plan(now, Task("pin", hashes, hints.session, turn, now, now + hints.retain_seconds))
             if hints.return_seconds is not None:
                 ahead = max(AHEAD_SECONDS, hints.return_seconds / 10)
                 at = now + max(hints.return_seconds - ahead, 0)
-                self._plan(at, Task("bring", hashes, hints.session, turn, now + hints.return_seconds))
+                self._plan(at, Task("bring", hashes, hints.session, turn, now, now + hints.return_seconds))
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="larder-keeper", daemon=True)
                 self._thread.start()
@@ -145,9 +149,12 @@ class Keeper:
                 self._counts.add("brought_chunks", lease.chunks)
 
     def _pin(self, node: Open, task: Task) -> None:
-        """Pins the present chunks, again and again until all chunks of the request are pinned."""
+        """Pins the present chunks, again and again until all chunks of the request are pinned, or those of a later turn."""
         left = task.until - time.monotonic()
         if left <= 0:
+            return
+        if self._has_later_pin(task):
+            unpin(node, task.pin)
             return
         pinned = node.session.pin(node.namespace, node.namespace.chain(task.hashes), left)
         unpin(node, task.pin)
@@ -161,8 +168,14 @@ class Keeper:
         if task.session is not None:
             with self._changed:
                 turns = self._turns(task.session)
-                former, turns.pin = turns.pin, task.pin
+                former, turns.pin, turns.pin_planned = turns.pin, task.pin, task.planned
             unpin(node, former)
+
+    def _has_later_pin(self, task: Task) -> bool:
+        """Whether a later turn of the session has its pin already."""
+        with self._changed:
+            turns = self._sessions.get(task.session) if task.session is not None else None
+            return turns is not None and turns.pin_planned > task.planned
 
     def _has_come_back(self, task: Task) -> bool:
         """Whether the session's next turn has come already."""
