@@ -3,11 +3,13 @@
 import http.server
 import json
 import logging
+import queue
 import threading
 
 import larder_kv
 import pytest
 from conftest import spec, start_cluster, until
+from larder_kv.vllm import events as following
 from larder_kv.vllm import offload
 from larder_kv.vllm.events import Event, Held, NodeEvents
 from larder_kv.vllm.node import Node
@@ -232,6 +234,47 @@ def test_a_lookup_that_fails_in_any_way_is_a_miss(tiers, monkeypatch):
         first.offload.store(1, keys(2), [0, 1])
         first.offload.drain()
     assert [ended.success for ended in first.offload.finished()] == [False]
+
+
+def test_what_went_while_the_engine_took_no_events_has_gone_afterwards(caplog, monkeypatch):
+    monkeypatch.setattr(following, "MOST_WAITING", 3)
+    lines, is_over = queue.Queue(), threading.Event()
+
+    class Node(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            while not is_over.is_set() and (line := lines.get()):
+                self.wfile.write(line.encode())
+
+        def log_message(self, *_):
+            pass
+
+    def send(kind: str, *names: int) -> None:
+        for name in names:
+            one = {"device": 0, "namespace": "n", "index": 0, "hash": bytes([name] * 32).hex()}
+            lines.put(f"event: {kind}\ndata: {json.dumps(one)}\n")
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Node) as server, caplog.at_level(logging.WARNING, "vllm.larder"):
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        events = NodeEvents(f"127.0.0.1:{server.server_address[1]}", lambda: ("n", 0), 0.001)
+        seen: list[Event] = []
+        send("held", 7, 8)
+        send("live", 0)
+        until(lambda: seen.extend(events.take()) or len(seen) == 2)
+        send("evict", 7)
+        send("admit", 1, 2, 3)
+        until(lambda: "the engine does not take the events" in caplog.text)
+        lines.put("")
+        send("held", 8, 3)
+        send("live", 0)
+        until(lambda: seen.extend(events.take()) or len(seen) >= 4)
+        is_over.set()
+        lines.put("")
+        events.close()
+        server.shutdown()
+    assert seen == [stored(7), stored(8), stored(3), gone(7)]
 
 
 def test_events_that_are_none_end_their_stream_and_the_next_one_is_followed(caplog):

@@ -4,13 +4,13 @@ import http.client
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 logger = logging.getLogger("vllm.larder")
 
 MOST_WAITING = 100_000
-"""Events that wait for the engine to take them; beyond this limit all chunks are published again."""
+"""Events that wait for the engine to take them; beyond this limit they are dropped, and follow from a new snapshot."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,14 @@ class Held:
     def begin(self, place: tuple[str, int]) -> None:
         """A new stream begins, with a snapshot of a namespace at a device: chunks that are not in it are gone."""
         self._place, self._snapshot = place, set()
+
+    def undo(self, events: Sequence[Event]) -> None:
+        """Forgets the last events: nobody has heard them."""
+        for event in reversed(events):
+            if event.is_stored:
+                self._held.discard(event.hash)
+            else:
+                self._held.add(event.hash)
 
     def line(self, line: str) -> list[Event]:
         """The events in a line of the stream."""
@@ -74,7 +82,7 @@ class NodeEvents:
         self._lock = threading.Lock()
         self._waiting: list[Event] = []
         self._closed = threading.Event()
-        self._held: Held | None = None
+        self._held = Held()
         self._connection: http.client.HTTPConnection | None = None
         self._is_quiet = False
         self._thread = threading.Thread(target=self._run, name="larder-events", daemon=True)
@@ -115,7 +123,7 @@ class NodeEvents:
         logger.warning("no events from http://%s for now: %s", self._address, error, exc_info=None if is_known else error)
 
     def _follow(self, place: tuple[str, int]) -> None:
-        held = self._held = self._held or Held()
+        held = self._held
         held.begin(place)
         # A node without news sends nothing.
         self._connection = http.client.HTTPConnection(self._address)
@@ -136,6 +144,7 @@ class NodeEvents:
         with self._lock:
             self._waiting += events
             if len(self._waiting) > MOST_WAITING:
+                # The engine knows the chunks without these events, so the next snapshot brings what differs from that.
+                self._held.undo(self._waiting)
                 self._waiting.clear()
-                self._held = None
-                raise ValueError("the engine does not take the events: all chunks are told again")
+                raise ValueError("the engine does not take the events: a new snapshot follows")
