@@ -4,6 +4,7 @@ import http.server
 import json
 import logging
 import queue
+import socket
 import threading
 
 import larder_kv
@@ -216,6 +217,10 @@ def test_a_nodes_events_are_followed(tmp_path):
     session.commit(reservation := session.reserve(namespace, later), [session.stage(reservation, 2)])
     until(lambda: seen.extend(events.take()) or len(seen) >= 3)
     assert seen[2] == stored(3, parent=2)
+    stream = events._connection.sock
+    assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), "a node whose host is gone is noticed"
+    probing = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    assert [stream.getsockopt(socket.IPPROTO_TCP, option) for option in probing] == [30, 10, 3]
     events.close()
     running.stop()
 

@@ -3,12 +3,15 @@
 import http.client
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 logger = logging.getLogger("vllm.larder")
 
+IDLE_SECONDS, PROBE_SECONDS, PROBES = 30, 10, 3
+"""A node without news sends nothing. After this idle time its host is probed; a host that answers no probe is gone."""
 MOST_WAITING = 100_000
 """Events that wait for the engine to take them; beyond this limit they are dropped, and follow from a new snapshot."""
 
@@ -125,9 +128,10 @@ class NodeEvents:
     def _follow(self, place: tuple[str, int]) -> None:
         held = self._held
         held.begin(place)
-        # A node without news sends nothing.
         self._connection = http.client.HTTPConnection(self._address)
         try:
+            self._connection.connect()
+            keep_alive(self._connection.sock)
             self._connection.request("GET", "/events", headers={"Accept": "text/event-stream"})
             answer = self._connection.getresponse()
             if answer.status != 200:
@@ -148,3 +152,11 @@ class NodeEvents:
                 self._held.undo(self._waiting)
                 self._waiting.clear()
                 raise ValueError("the engine does not take the events: a new snapshot follows")
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Lets the kernel notice that the other host is gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
