@@ -46,6 +46,7 @@ class LarderL2Adapter(L2AdapterInterface):
         self._lock = threading.Lock()
         self._tasks = 0
         self._specs: dict[str, NamespaceSpec] = {}
+        self._refused: set[str] = set()
         self._stored: dict[L2TaskId, L2StoreResult] = {}
         self._found: dict[L2TaskId, Bitmap] = {}
         self._loaded: dict[L2TaskId, Bitmap] = {}
@@ -68,7 +69,7 @@ class LarderL2Adapter(L2AdapterInterface):
         """Begins to store objects. Objects that are there already are not written again."""
 
         def store() -> L2StoreResult:
-            done = self._each(keys, [kind_of(one) for one in objects], self._saver(keys, objects))
+            done = self._each(keys, [kind_of(one) for one in objects], self._saver(keys, objects), "shed_keys")
             stored = [number for number, is_stored in enumerate(done) if is_stored]
             sizes = [objects[number].get_size() for number in stored]
             if stored:
@@ -190,12 +191,16 @@ class LarderL2Adapter(L2AdapterInterface):
         keys: Sequence[ObjectKey],
         kinds: Sequence[tuple[str, int] | None],
         call: Callable[[NamespaceSpec, Sequence[int]], list[bool]],
+        counter: str | None = None,
     ) -> list[bool]:
-        """Calls once for each kind of the named objects, and returns the answers in the order of the objects."""
+        """Calls once for each kind of the named objects, and returns the answers in the order of the objects. Objects of refused
+        kinds are added to `counter`."""
         groups: dict[NamespaceSpec, list[int]] = {}
         for number, (key, kind) in enumerate(zip(keys, kinds, strict=True)):
             if (spec := self._namespace(key, kind)) is not None:
                 groups.setdefault(spec, []).append(number)
+        if counter is not None:
+            self.counts.add(counter, len(keys) - sum(map(len, groups.values())))
         done = [False] * len(keys)
         for spec, numbers in groups.items():
             for number, answer in zip(numbers, call(spec, numbers), strict=True):
@@ -203,12 +208,16 @@ class LarderL2Adapter(L2AdapterInterface):
         return done
 
     def _namespace(self, key: ObjectKey, kind: tuple[str, int] | None) -> NamespaceSpec | None:
+        """The namespace of a kind of objects; None for a kind that the adapter refuses."""
         if kind is None:
             return None
         layout, size = kind
         name = f"{key.model_name}@{layout}"
         with self._lock:
-            if name not in self._specs and len(self._specs) < KINDS and size <= self.settings.window_bytes:
+            if name not in self._specs:
+                if why := self._why_refused(size):
+                    self._warn_once(name, why)
+                    return None
                 self._specs[name] = namespace(
                     model=key.model_name,
                     revision=self.settings.model_revision,
@@ -218,7 +227,22 @@ class LarderL2Adapter(L2AdapterInterface):
                     tokens=1,
                     block_bytes=size,
                 )
-            return self._specs.get(name)
+            return self._specs[name]
+
+    def _why_refused(self, size: int) -> str | None:
+        """Why the adapter takes no new kind of objects of this size."""
+        if size > self.settings.window_bytes:
+            return (
+                f"they have {size} bytes, more than the write window: set `window_bytes` to {2 * size} or more, and the node's "
+                "`session.max_window_bytes` too"
+            )
+        return f"{KINDS} kinds are in use: give further models a server of their own" if len(self._specs) >= KINDS else None
+
+    def _warn_once(self, kind: str, why: str) -> None:
+        """Logs why objects of a kind are not stored: once for each kind, and for as many kinds as the adapter keeps."""
+        if kind not in self._refused and len(self._refused) < KINDS:
+            self._refused.add(kind)
+            logger.warning("objects of %s are not stored: %s", kind, why)
 
 
 def digest_of(key: ObjectKey) -> bytes:
