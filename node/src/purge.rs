@@ -110,20 +110,15 @@ impl Purges {
     /// Carries out one purge, and waits for its end.
     async fn carry_out(&self, purge: u64, scope: PurgeScope, mode: PurgeMode, admin: &str) {
         let Some(Parts { actors, objects }) = self.0.parts.get() else { return };
-        let mut keys = Vec::with_capacity(actors.len());
-        for actor in actors {
-            // An error: the actor is stopping.
-            let (of, begin) = (scope.clone(), PurgeStep::Begin(purge, scope.clone()));
-            let of_actor = actor.send(ask(move |actor| actor.core().purged_keys(&of))).await.ok().flatten();
-            keys.push(Arc::new(of_actor.unwrap_or_default()));
-            if mode == PurgeMode::Remove {
-                _ = actor.send(Tell(Event::Purge(begin))).await;
+        if mode == PurgeMode::Remove {
+            for actor in actors {
+                // An error: the actor is stopping.
+                _ = actor.send(Tell(Event::Purge(PurgeStep::Begin(purge, scope.clone())))).await;
             }
         }
-        let removed = self.remove(purge, &scope, mode, &keys).await;
-        let removed = match removed {
-            Ok(()) => self.remove_objects(purge, mode, &keys, objects.as_ref()).await,
-            failed => failed,
+        let removed = match self.remove(purge, &scope, mode).await {
+            Ok(keys) => self.remove_objects(purge, mode, &keys, objects.as_ref()).await,
+            Err(trouble) => Err(trouble),
         };
         let counts = self.note(purge, |last| {
             last.report.trouble = removed.as_ref().err().cloned();
@@ -144,39 +139,61 @@ impl Purges {
         }
     }
 
-    /// Removes a purge's chunks from disk and memory, until none is found and none is being written.
+    /// Removes a purge's chunks from disk and memory, until none is found and none is being written. Returns the names of all.
     async fn remove(
         &self,
         purge: u64,
         scope: &PurgeScope,
         mode: PurgeMode,
-        keys: &[Arc<PurgedKeys>],
-    ) -> Result<(), String> {
+    ) -> Result<Arc<PurgedKeys>, String> {
         let actors = self.0.parts.get().map(|parts| &parts.actors[..]).unwrap_or_default();
         for _ in 0..MOST_ROUNDS {
             let (mut found, mut writes) = (0, 0);
-            for (actor, keys) in actors.iter().zip(keys) {
+            // Chunks that continue a purged chunk may have come since the last round.
+            let keys = Arc::new(self.keys(purge, scope).await?);
+            for actor in actors {
                 // The disk comes first: purging memory makes the disk forget records, and these would no longer be counted.
-                found += self.remove_from_disk(purge, actor, keys, mode).await?;
+                found += self.remove_from_disk(purge, actor, &keys, mode).await?;
                 let mut from = Some(0);
                 while let Some(at) = from {
                     let page = PurgeStep::Page { purge, scope: scope.clone(), mode, from: at };
                     let page = actor.send(Errand::new(|actor, ctx| actor.purge_page(page, ctx))).await;
-                    let Some((page, under_way)) = page.ok().flatten().flatten() else {
-                        return Err("an actor failed: the node's log says why".to_owned());
-                    };
+                    let (page, under_way) = page.ok().flatten().flatten().ok_or_else(actor_failed)?;
                     from = page.next;
                     writes += under_way * u64::from(page.next.is_none());
-                    found += page.counts.memory_chunks;
+                    found += page.removed;
                     self.note(purge, |last| last.report.counts = last.report.counts.and(page.counts));
                 }
             }
             if mode == PurgeMode::Count || (found == 0 && writes == 0) {
-                return Ok(());
+                return Ok(keys);
             }
             sleep(LOOK_EVERY).await;
         }
         Err("engines keep writing and reading the purged chunks: end these engines first".to_owned())
+    }
+
+    /// The names of all chunks that the actors have had since the purge began. Actors may know different namespaces of a tenant,
+    /// and different chunks that continue a chunk.
+    async fn keys(&self, purge: u64, scope: &PurgeScope) -> Result<PurgedKeys, String> {
+        let actors = self.0.parts.get().map(|parts| &parts.actors[..]).unwrap_or_default();
+        let mut all = PurgedKeys::default();
+        let began = self.0.clock.elapsed();
+        for actor in actors {
+            loop {
+                let scope = scope.clone();
+                let keys = actor.send(Errand::new(move |actor, _| actor.keys_of_purge(purge, &scope))).await;
+                if let Some(keys) = keys.ok().flatten().ok_or_else(actor_failed)? {
+                    all.add_all(&keys);
+                    break;
+                }
+                if self.0.clock.elapsed() - began > SILENCE {
+                    return Err("the node is still listing its disk: purge again later".to_owned());
+                }
+                sleep(LOOK_EVERY).await;
+            }
+        }
+        Ok(all)
     }
 
     /// Removes a purge's records from an actor's disk, and returns their number.
@@ -219,19 +236,16 @@ impl Purges {
         &self,
         purge: u64,
         mode: PurgeMode,
-        keys: &[Arc<PurgedKeys>],
+        keys: &PurgedKeys,
         objects: Option<&Weak<ObjectTier>>,
     ) -> Result<(), String> {
         let Some(objects) = objects else { return Ok(()) };
-        // Actors may know of different namespaces of a tenant.
-        let mut all = PurgedKeys::default();
-        keys.iter().for_each(|keys| all.add_all(keys));
         let this = self.clone();
         let progress = Box::new(move |more| {
             this.note(purge, |last| last.report.counts.objects += more);
         });
         let ordered = objects.upgrade().ok_or("the object store is closed")?.purge(ObjectPurge {
-            keys: all,
+            keys: keys.clone(),
             mode,
             progress,
         });
@@ -272,6 +286,10 @@ impl std::fmt::Debug for Purges {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Purges").finish_non_exhaustive()
     }
+}
+
+fn actor_failed() -> String {
+    "an actor failed: the node's log says why".to_owned()
 }
 
 /// Maximum number of passes over disk and memory before a purge gives up.

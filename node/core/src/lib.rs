@@ -346,6 +346,7 @@ impl Core {
 
     fn refuse(&mut self, request: RequestId, done: Result<(), Refused>) {
         let Err(refused) = done else { return };
+        self.origins.remove(&request);
         // The store counts the names that contradict the chunk's neighbors. Names that contradict the chunk itself are counted
         // here.
         if let Refused::Chain(ChainError::Disagrees { .. }) = refused {

@@ -14,7 +14,7 @@ impl Core {
         match step {
             PurgeStep::Begin(purge, scope) => self.store.begin_purge(purge, scope),
             PurgeStep::Page { purge, scope, mode, from } => {
-                let keys = self.store.purged_keys(&scope);
+                let keys = self.store.keys_of_purge(purge, &scope);
                 if mode == PurgeMode::Remove {
                     self.forget_copies(&keys);
                 }
@@ -24,6 +24,17 @@ impl Core {
             }
             PurgeStep::End(purge) => self.store.end_purge(purge),
         }
+    }
+
+    /// The names of all chunks that a purge has had here until now, chunks on disk of tenants that are not served included; `None`
+    /// while the disk is being listed, since chunks that continue a named chunk may still come to light.
+    pub fn keys_of_purge(&mut self, purge: u64, scope: &PurgeScope) -> Option<PurgedKeys> {
+        if scope.chunks().is_some() && self.lists_disk() {
+            return None;
+        }
+        let mut keys = self.purged_keys(scope);
+        keys.add_all(&self.store.keys_of_purge(purge, scope));
+        Some(keys)
     }
 
     /// These tenants are served from now on, by number.

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use actix::Context;
 use larder_core::store::policy::PolicyName;
-use larder_core::store::{PinFacts, PurgedPage, SessionFacts, Usage};
+use larder_core::store::{PinFacts, PurgedKeys, PurgedPage, SessionFacts, Usage};
 use larder_core::what_if::PastLookup;
 use larder_core::{Core, Event, PurgeStep};
 use larder_protocol::Fingerprint;
+use larder_protocol::purge::PurgeScope;
 
 use super::{Client, DiskParts, GpuActor};
 use crate::metrics::TenantRates;
@@ -109,6 +110,11 @@ impl GpuActor {
             pins: store.pin_facts(self.hands.clock.now()).collect(),
             tenants: store.tenant_bytes(),
         }
+    }
+
+    /// The names of a purge's chunks; see [`Core::keys_of_purge`].
+    pub(crate) fn keys_of_purge(&mut self, purge: u64, scope: &PurgeScope) -> Option<PurgedKeys> {
+        self.core.keys_of_purge(purge, scope)
     }
 
     /// Has the core remove or count some chunks of a purge. Also returns how many chunks of the purge are being written.

@@ -88,10 +88,10 @@ impl Core {
         request: RequestId,
         (namespace, chain, prompt_tokens): (u32, &Chain, u64),
     ) -> Option<LookupRecord> {
+        let origin = self.origins.remove(&request).unwrap_or_default();
         let tenant = self.store.tenant(request.session).ok()?;
         let fingerprint = self.store.fingerprint(namespace)?;
         let chunk_tokens = self.store.chunk_tokens(namespace)?;
-        let origin = self.origins.remove(&request).unwrap_or_default();
         if self.store.is_observer(request.session) {
             return None;
         }

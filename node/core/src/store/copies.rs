@@ -7,13 +7,15 @@ use std::collections::VecDeque;
 
 use super::Store;
 use super::ids::ChunkId;
-use super::index::OnDisk;
+use super::index::{Chunk, OnDisk};
 use crate::placement::{Saves, copy_goes_first};
 
 /// The copies of a store, the longest unused first.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     line: VecDeque<Copy>,
+    /// The length at which the line is cleared of chunks that are gone. Chunks may go without a search for copies.
+    clear_at: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +24,13 @@ struct Copy {
     made_ms: u64,
     /// The copy's last use, as seen when the copy was last looked at.
     used_ms: u64,
+}
+
+impl Copies {
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> usize {
+        self.line.len()
+    }
 }
 
 impl Store {
@@ -35,6 +44,11 @@ impl Store {
             chunk.disk = OnDisk::Elsewhere;
         }
         self.copies.line.push_back(Copy { id, made_ms: now, used_ms: now });
+        if self.copies.line.len() > self.copies.clear_at {
+            let Self { copies: Copies { line, clear_at }, index, .. } = self;
+            line.retain(|copy| index.known(copy.id).is_some_and(Chunk::is_copy));
+            *clear_at = (2 * line.len()).max(LEAST_CLEARED);
+        }
     }
 
     /// Takes the copy that is to be evicted before any only copy, if there is such a copy.
@@ -62,6 +76,9 @@ impl Store {
         None
     }
 }
+
+/// The line is not cleared while it is shorter.
+const LEAST_CLEARED: usize = 1_024;
 
 /// The most copies that one search for a victim looks at.
 const MOST_LOOKED_AT: usize = 8;

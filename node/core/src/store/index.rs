@@ -323,6 +323,15 @@ impl Index {
         found
     }
 
+    /// The chunk of this name; if it is not here, the chunks here that continue it at once.
+    pub(crate) fn roots(&self, namespace: NamespaceId, hash: &ChunkHash) -> Vec<ChunkNumber> {
+        if let Some(chunk) = self.find(namespace, hash) {
+            return vec![chunk.number()];
+        }
+        let first = self.orphans.get(&(namespace, *hash)).copied();
+        std::iter::successors(first, |&orphan| self.at(orphan).next_sibling).collect()
+    }
+
     /// The chunk and everything below it, every chunk before its children.
     pub(crate) fn subtree(&self, root: ChunkNumber) -> Vec<ChunkId> {
         let mut found = vec![root];

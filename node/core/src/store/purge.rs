@@ -19,10 +19,19 @@ use super::{ChangeKind, Store};
 /// The purges of a store.
 #[derive(Debug, Default)]
 pub(super) struct Purges {
-    /// Purges that have not ended, by number.
-    open: Vec<(u64, PurgeScope)>,
+    /// Purges that have not ended.
+    open: Vec<OpenPurge>,
     /// The place in the index from which on chunks of tenants that left may still be here; `None` if all are removed.
     leaving_from: Option<usize>,
+}
+
+/// A purge that has not ended.
+#[derive(Debug)]
+struct OpenPurge {
+    number: u64,
+    scope: PurgeScope,
+    /// The names of the chunks that were here since it began, those that came meanwhile included.
+    keys: PurgedKeys,
 }
 
 /// The names of a purge's chunks, in memory or not.
@@ -84,6 +93,8 @@ impl PurgedKeys {
 pub struct PurgedPage {
     /// The chunks of this step. Chunks that are only on disk do not count.
     pub counts: PurgeCounts,
+    /// The removed chunks, those only on disk or on their way here included.
+    pub removed: u64,
     /// Where the next step begins; `None` after the last.
     pub next: Option<usize>,
 }
@@ -98,13 +109,14 @@ impl Store {
         self.void_where(|namespace, id| {
             namespaces.contains(&namespace) && chunks.as_ref().is_none_or(|chunks| chunks.contains(&id))
         });
-        self.purges.open.retain(|(other, _)| *other != purge);
-        self.purges.open.push((purge, scope));
+        self.end_purge(purge);
+        let keys = self.purged_keys(&scope);
+        self.purges.open.push(OpenPurge { number: purge, scope, keys });
     }
 
     /// Ends a purge: its chunks may come again.
     pub fn end_purge(&mut self, purge: u64) {
-        self.purges.open.retain(|(other, _)| *other != purge);
+        self.purges.open.retain(|open| open.number != purge);
     }
 
     /// The names of the chunks of a purge, including chunks here that continue them.
@@ -121,6 +133,17 @@ impl Store {
             continued.into_iter().map(|id| self.index.get(id).hash).chain(named.iter().copied()).collect()
         });
         PurgedKeys { namespace, fingerprints, hashes }
+    }
+
+    /// The names of all chunks that an open purge has had here until now. Otherwise a chunk whose parent is already gone would not
+    /// be found any more, though it is still being written below.
+    pub(crate) fn keys_of_purge(&mut self, purge: u64, scope: &PurgeScope) -> PurgedKeys {
+        let mut keys = self.purged_keys(scope);
+        if let Some(open) = self.purges.open.iter_mut().find(|open| open.number == purge) {
+            open.keys.add_all(&keys);
+            keys.clone_from(&open.keys);
+        }
+        keys
     }
 
     /// Removes some chunks of a purge, or counts them: begin at 0, and go on at [`PurgedPage::next`].
@@ -149,10 +172,12 @@ impl Store {
                 counts.read_chunks += u64::from(chunk.claims > 0);
             }
         }
+        let mut removed = 0;
         if mode == PurgeMode::Remove {
+            removed = found.len() as u64;
             self.remove_all(&found);
         }
-        PurgedPage { counts, next }
+        PurgedPage { counts, removed, next }
     }
 
     /// Sets the tenants that are served, by number, with the bytes of extents of each; 0 for a tenant that is not served. If a
@@ -197,8 +222,9 @@ impl Store {
     /// Whether chunks of a namespace may be brought from elsewhere.
     pub(super) fn may_come(&self, number: NamespaceId) -> bool {
         let namespace = self.namespaces.get(number);
-        let is_purged =
-            |(_, scope): &(u64, PurgeScope)| scope.covers(namespace.tenant_name(), &namespace.fingerprint);
+        let is_purged = |OpenPurge { scope, .. }: &OpenPurge| {
+            scope.covers(namespace.tenant_name(), &namespace.fingerprint)
+        };
         !namespace.is_gone && !self.purges.open.iter().any(is_purged)
     }
 
@@ -274,11 +300,9 @@ impl Store {
         let (mut seen, mut found) = (HashSet::new(), Vec::new());
         for &number in namespaces {
             for hash in scope.chunks().unwrap_or_default() {
-                let Some(id) = self.index.find(number, hash) else { continue };
-                if seen.contains(&id) {
-                    continue;
+                for root in self.index.roots(number, hash) {
+                    found.extend(self.index.subtree(root).into_iter().filter(|&id| seen.insert(id)));
                 }
-                found.extend(self.index.subtree(id.number()).into_iter().filter(|&id| seen.insert(id)));
             }
         }
         found

@@ -123,3 +123,28 @@ fn a_tenant_that_is_served_from_now_on_finds_its_chunks_on_disk() {
     visited(&mut w, first, Visited::Done { held: vec![(stranger, chunk, PoolSet::ANY)], next: None });
     assert_eq!(w.core.store.usage().disk.map_or(0, |disk| disk.chunks), 1);
 }
+
+#[test]
+fn a_purge_finds_a_tenants_namespaces_that_do_not_fit_this_node() {
+    let mut w = world();
+    let mut large = spec(2);
+    large.pools[0].layer_bytes = 1 << 40;
+    let fingerprint = large.fingerprint("a");
+    w.core.know("a".to_owned(), fingerprint, large).unwrap_err();
+    let key = crate::store::ids::ChunkKey { fingerprint, hash: name("a") };
+    assert!(w.core.purged_keys(&PurgeScope::Tenant("a".to_owned())).has(&key));
+}
+
+#[test]
+fn the_description_of_a_tenant_that_comes_is_kept_while_its_chunks_on_disk_are_listed() {
+    let mut w = world();
+    visited(&mut w, (SegmentVisit::List, 0), Visited::Done { held: Vec::new(), next: None });
+    assert_eq!(w.core.know("c".to_owned(), spec(2).fingerprint("c"), spec(2)), Ok(false));
+    tenants(&mut w, [1 << 30, 1 << 30, 1 << 30]);
+    let first = visit(&mut w);
+    w.pass(Duration::from_secs(120));
+    assert!(w.is_idle());
+    visited(&mut w, first, Visited::Done { held: Vec::new(), next: None });
+    w.pass(Duration::from_secs(120));
+    assert!(matches!(w.next(), Effect::ForgetDescriptions(unused) if unused == [spec(2).fingerprint("c")]));
+}

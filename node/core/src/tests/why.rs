@@ -317,6 +317,16 @@ fn origins_of_a_session_that_ended_are_forgotten() {
 }
 
 #[test]
+fn nothing_is_kept_of_requests_that_are_refused() {
+    let mut w = World::new(PEERS);
+    let origin = Origin { request: Some("req-7".into()), trace_id: None };
+    let unknown = Lookup { namespace: 999, ..w.ask("a") };
+    w.says(origin.clone(), Request::Lookup(unknown.clone()));
+    w.says(origin, Request::Prefetch(unknown));
+    assert!(w.core.origins.is_empty());
+}
+
+#[test]
 fn only_lookups_prefetches_and_leases_keep_their_origin() {
     let mut w = World::new(PEERS);
     let origin = Origin { request: Some("req-7".into()), trace_id: None };

@@ -1,10 +1,12 @@
 //! Tests of writes to disk and object store: which chunks, in which order, and the effects of failures.
 
 use larder_protocol::ChunkRef;
+use larder_protocol::purge::{NamespaceName, PurgeMode, PurgeScope};
 
 use super::*;
 use crate::store::ChunkWrite;
-use crate::{Description, SegmentVisit, Visited, WriteNumber, Written};
+use crate::tiers::described::MayWrite;
+use crate::{Description, PurgeStep, SegmentVisit, Visited, WriteNumber, Written};
 
 const BELOW: Sources =
     Sources { siblings: None, peers: None, disk: Some(DEADLINE), object: Some(DEADLINE), known_chunks: 100 };
@@ -24,6 +26,14 @@ fn described() -> World {
     w.tell(Event::WriteEnded { number, answer: Written::There });
     assert!(w.is_idle());
     w
+}
+
+/// A world that writes to the object store.
+fn uploading(capacity_chunks: Option<u64>) -> World {
+    let object =
+        limits().object.map(|object| ObjectStoreLimits { write: Some(WritePolicy::WriteThrough), ..object });
+    let limits = StoreLimits { object, disk: None, capacity_chunks, ..limits() };
+    World { sees_writes: true, ..World::with(limits, Sources { disk: None, ..BELOW }) }
 }
 
 fn describe(w: &mut World, description: Description) {
@@ -169,10 +179,7 @@ fn a_disk_that_closes_is_written_to_no_more() {
 
 #[test]
 fn what_was_written_to_the_object_store_is_read_there_without_a_question() {
-    let object =
-        limits().object.map(|object| ObjectStoreLimits { write: Some(WritePolicy::WriteThrough), ..object });
-    let limits = StoreLimits { object, disk: None, capacity_chunks: Some(1), ..limits() };
-    let mut w = World { sees_writes: true, ..World::with(limits, Sources { disk: None, ..BELOW }) };
+    let mut w = uploading(Some(1));
     w.put("a");
     let (number, written) = write(&mut w);
     assert_eq!(written.write.tier, Below::Object);
@@ -240,4 +247,70 @@ fn a_new_store_knows_what_is_described_and_hears_nothing_of_old_writes() {
     w.tell(listed(held));
     assert_eq!(on_disk(&w), 1);
     assert!(w.is_idle());
+}
+
+#[test]
+fn a_tenant_that_left_writes_nothing_more() {
+    let mut w = world(DISK);
+    w.put("ab");
+    let Effect::Describe { fingerprint, .. } = w.next() else { panic!("a description") };
+    w.tell(Event::TenantsAre(vec![("a".to_owned(), 0)]));
+    w.tell(Event::Described { fingerprint, description: Description::There });
+    w.pass(Duration::from_secs(1));
+    let is_write = |effect: &Effect| matches!(effect, Effect::Write { .. });
+    assert!(!std::iter::from_fn(|| w.poll()).any(|effect| is_write(&effect)));
+}
+
+#[test]
+fn a_namespace_that_was_forgotten_is_described_again_for_chunks_from_other_nodes() {
+    let mut w = described();
+    w.tell(listed(Vec::new()));
+    w.core.described.forget(&w.fingerprint);
+    assert_eq!(w.core.may_write_to_disk(w.fingerprint), MayWrite::Later);
+    describe(&mut w, Description::There);
+    assert_eq!(w.core.may_write_to_disk(w.fingerprint), MayWrite::Now);
+}
+
+/// Purges some chunks: a page, after the beginning. Returns the removed chunks, and those that are still being written.
+fn purged(w: &mut World, scope: &PurgeScope) -> (u64, u64) {
+    let page = PurgeStep::Page { purge: 1, scope: scope.clone(), mode: PurgeMode::Remove, from: 0 };
+    w.tell(Event::Purge(page));
+    let purged = |effect| match effect {
+        Effect::Purged { page, writes, .. } => Some((page.removed, writes)),
+        _ => None,
+    };
+    std::iter::from_fn(|| w.poll()).find_map(purged).unwrap()
+}
+
+fn chunk_a(w: &World) -> PurgeScope {
+    let name_of_namespace = NamespaceName(std::array::from_fn(|at| w.fingerprint.0[at]));
+    PurgeScope::Chunks(name_of_namespace, vec![name("a")])
+}
+
+#[test]
+fn a_purge_waits_for_the_write_of_a_chunk_whose_parent_is_gone() {
+    let mut w = uploading(None);
+    w.put("ab");
+    let writes = [write(&mut w), write(&mut w)];
+    let scope = chunk_a(&w);
+    w.tell(Event::Purge(PurgeStep::Begin(1, scope.clone())));
+    assert_eq!(purged(&mut w, &scope), (2, 2));
+    for (is_a, left) in [(true, 1), (false, 0)] {
+        let (number, _) = writes.iter().find(|(_, write)| (write.chunk.hash == name("a")) == is_a).unwrap();
+        w.tell(Event::WriteEnded { number: *number, answer: Written::There });
+        assert_eq!(purged(&mut w, &scope), (0, left));
+    }
+}
+
+#[test]
+fn a_purge_takes_chunks_on_disk_that_continue_a_chunk_which_is_not_here() {
+    let mut w = world(DISK);
+    let scope = chunk_a(&w);
+    assert!(w.core.keys_of_purge(1, &scope).is_none(), "the disk may have more");
+    assert!(w.core.keys_of_purge(1, &PurgeScope::Tenant("a".to_owned())).is_some());
+    w.tell(listed(vec![(w.fingerprint, w.chain("ab").chunk(1), PoolSet::ANY)]));
+    let keys = w.core.keys_of_purge(1, &scope).unwrap();
+    assert!(keys.hashes().unwrap().contains(&name("ab")));
+    assert_eq!(purged(&mut w, &scope), (1, 0));
+    assert_eq!(on_disk(&w), 0);
 }

@@ -20,7 +20,7 @@ use crate::store::{PurgedKeys, Refused};
 #[derive(Debug)]
 pub(crate) struct Described {
     known: HashMap<Fingerprint, Namespace>,
-    /// Namespaces whose tenants are not served.
+    /// Namespaces whose tenants are not served, or that do not fit this node.
     strangers: Vec<(String, Fingerprint, NamespaceSpec)>,
     /// Whether all chunks that were on disk at the start are known.
     is_recovered: bool,
@@ -61,6 +61,13 @@ impl Default for Described {
     }
 }
 
+impl Described {
+    #[cfg(test)]
+    pub(crate) fn forget(&mut self, fingerprint: &Fingerprint) {
+        self.known.remove(fingerprint);
+    }
+}
+
 impl Core {
     /// Registers a namespace for a session; see [`Store::register`](crate::store::Store::register).
     ///
@@ -86,7 +93,7 @@ impl Core {
     }
 
     /// Adds a namespace that is described on disk, before any session names it. Returns whether its tenant is served; if not, the
-    /// namespace waits until the tenant is served.
+    /// namespace waits until the tenant is served. Purges find the namespace in any case.
     ///
     /// # Errors
     /// [`Refused`] if the namespace does not fit this node.
@@ -100,7 +107,11 @@ impl Core {
             self.described.strangers.push((tenant_name, fingerprint, spec));
             return Ok(false);
         };
-        self.know_in_store(tenant, fingerprint, &spec)?;
+        if let Err(refused) = self.know_in_store(tenant, fingerprint, &spec) {
+            // Purges remove its chunks from disk all the same.
+            self.described.strangers.push((tenant_name, fingerprint, spec));
+            return Err(refused);
+        }
         let namespace = Namespace { tenant, spec, state: DescribedState::There };
         self.described.known.entry(fingerprint).or_insert(namespace).tenant = tenant;
         Ok(true)
@@ -158,6 +169,7 @@ impl Core {
             _ = self.know(tenant, fingerprint, spec);
         }
         if self.described.strangers.len() < before {
+            self.described.is_recovered = false;
             self.list_disk();
         }
     }
@@ -199,6 +211,11 @@ impl Core {
         self.described.is_recovered |= is_all;
     }
 
+    /// Whether chunks that were on disk at the start are still unknown.
+    pub(crate) fn lists_disk(&self) -> bool {
+        self.store.has_disk() && !self.described.is_recovered
+    }
+
     /// Takes the result of writing or deleting a namespace's description.
     pub(crate) fn description_is(&mut self, fingerprint: Fingerprint, description: Description) {
         if let Some(namespace) = self.described.known.get_mut(&fingerprint) {
@@ -219,7 +236,14 @@ impl Core {
     /// Whether a chunk of a namespace may be written. Orders the namespace's description if there is none.
     pub(crate) fn may_write_to_disk(&mut self, fingerprint: Fingerprint) -> MayWrite {
         let now = self.now;
-        let Some(namespace) = self.described.known.get_mut(&fingerprint) else { return MayWrite::Never };
+        // A tenant that left has nothing more to write.
+        let tenant = self.store.tenant_of_namespace(&fingerprint);
+        let Some((tenant, (_, spec))) = tenant.zip(self.store.described(&fingerprint)) else {
+            return MayWrite::Never;
+        };
+        // A namespace that was forgotten comes back with chunks from other nodes, before any engine names it.
+        let anew = || Namespace { tenant, spec: spec.clone(), state: DescribedState::Missing };
+        let namespace = self.described.known.entry(fingerprint).or_insert_with(anew);
         match namespace.state {
             DescribedState::There => return MayWrite::Now,
             DescribedState::UnderWay => return MayWrite::Later,
@@ -235,15 +259,18 @@ impl Core {
     /// From time to time, forgets namespaces without a session and without a chunk in memory or on disk, and has their
     /// descriptions deleted.
     pub(crate) fn forget_unused(&mut self) {
-        if self.now < self.described.forget_at || !self.described.is_recovered || !self.store.has_disk() {
+        if self.now < self.described.forget_at || self.lists_disk() {
             return;
         }
         self.described.forget_at = self.now + FORGET_EVERY;
         let in_use: HashSet<Fingerprint> = self.store.namespaces().map(|known| known.fingerprint).collect();
         let known = &mut self.described.known;
         known.retain(|known, namespace| in_use.contains(known) || namespace.state != DescribedState::Missing);
+        if !self.store.has_disk() {
+            return;
+        }
         let mut unused = Vec::new();
-        for (&fingerprint, namespace) in known {
+        for (&fingerprint, namespace) in &mut self.described.known {
             if !in_use.contains(&fingerprint) && namespace.state != DescribedState::UnderWay {
                 namespace.state = DescribedState::UnderWay;
                 unused.push(fingerprint);

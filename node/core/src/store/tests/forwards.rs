@@ -319,3 +319,16 @@ fn by_reads_it_does_not_matter_who_has_read_a_chunk() {
     f.put("c");
     assert_eq!(["a", "b", "c"].map(|word| f.found(word)), [0, 1, 1]);
 }
+
+#[test]
+fn copies_that_go_without_a_search_for_copies_are_forgotten() {
+    let mut f = Fixture::new(limits(16, 16));
+    let fingerprint = f.store.fingerprint(f.namespace).unwrap();
+    for number in 0..4_000 {
+        let word = format!("{number:04}");
+        f.put(&word);
+        let id = f.store.named(&fingerprint, &name(&word)).unwrap();
+        f.store.is_copy(id);
+    }
+    assert!(f.store.copies.remembered() <= 1_025, "{}", f.store.copies.remembered());
+}

@@ -112,6 +112,21 @@ fn what_is_on_its_way_comes_to_nothing_and_nothing_is_brought_before_the_end() {
 }
 
 #[test]
+fn a_purge_keeps_the_names_of_chunks_that_came_meanwhile_and_whose_parents_are_gone() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("ab");
+    let scope = PurgeScope::Chunks(f.name_of_namespace(), vec![name("a")]);
+    f.store.begin_purge(1, scope.clone());
+    f.put("ac");
+    f.store.keys_of_purge(1, &scope);
+    assert_eq!(f.store.purge_page(&scope, PurgeMode::Remove, 0).removed, 3);
+    let keys = f.store.keys_of_purge(1, &scope);
+    assert!(["a", "ab", "ac"].iter().all(|word| keys.hashes().unwrap().contains(&name(word))));
+    f.store.end_purge(1);
+    assert!(!f.store.keys_of_purge(1, &scope).hashes().unwrap().contains(&name("ab")));
+}
+
+#[test]
 fn a_chunk_goes_with_all_that_continue_it_and_its_neighbours_stay() {
     let mut f = Fixture::new(limits(16, 16));
     ["abcd", "abx", "ay", "z"].into_iter().for_each(|word| f.put(word));
