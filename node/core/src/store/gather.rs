@@ -57,6 +57,8 @@ struct Coming {
     recalls: u32,
     /// Whether another node evicts the chunk and forwards it here.
     is_taken_in: bool,
+    /// Whether all its bytes are here, and only the commit at the writer's node is awaited.
+    is_in_place: bool,
 }
 
 /// A gather's step for one chunk.
@@ -111,6 +113,11 @@ impl Gathers {
         self.fetches.entry(id).and_modify(|fetch| fetch.is_taken_in = true);
     }
 
+    /// Notes that all bytes of a chunk are here. It comes to an end even if nobody waits for it.
+    pub(super) fn is_in_place(&mut self, id: ChunkId) {
+        self.fetches.entry(id).and_modify(|fetch| fetch.is_in_place = true);
+    }
+
     pub(super) fn is_taken_in(&self, id: ChunkId) -> bool {
         self.fetches.get(&id).is_some_and(|fetch| fetch.is_taken_in)
     }
@@ -136,6 +143,7 @@ impl Gathers {
             && fetch.gathers.is_empty()
             && fetch.recalls == 0
             && !fetch.is_taken_in
+            && !fetch.is_in_place
         {
             self.abandoned.push(FetchId(id));
         }

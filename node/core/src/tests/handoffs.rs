@@ -262,6 +262,43 @@ fn a_later_attempt_at_another_prompt_shares_the_chunks_that_both_begin_with() {
 }
 
 #[test]
+fn a_prompt_whose_last_layer_was_read_stays_though_the_writer_commits_later() {
+    let mut w = world();
+    let follow = w.follow("ab", Some("b"));
+    let (order, _) = w.order();
+    for (chunk, layer) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
+        w.layers_come(order, chunk, layer);
+    }
+    w.asks(w.session, Request::Release(follow));
+    assert!(w.is_idle(), "the order goes on");
+    for chunk in 0..2 {
+        w.tell(Event::FollowedCame { order, chunk, came: here(1) });
+    }
+    w.tell(Event::FollowEnded(order));
+    assert!(w.is_at_rest());
+    let request = w.lease("ab");
+    assert_eq!(w.leased(request).chunks, 2);
+}
+
+#[test]
+fn a_follow_that_ends_before_all_layers_came_or_whose_writer_fails_leaves_nothing() {
+    let mut w = world();
+    let follow = w.follow("ab", Some("b"));
+    let (order, _) = w.order();
+    [(0, 0), (1, 0), (0, 1)].into_iter().for_each(|(chunk, layer)| w.layers_come(order, chunk, layer));
+    w.asks(w.session, Request::Release(follow));
+    assert!(matches!(w.next(), Effect::CancelOrder(cancelled) if cancelled == order));
+    w.order_fails(order, 2);
+    assert!(w.is_at_rest());
+    let follow = w.follow("c", Some("b"));
+    let (order, _) = w.order();
+    (0..2).for_each(|layer| w.layers_come(order, 0, layer));
+    w.asks(w.session, Request::Release(follow));
+    w.order_fails(order, 1);
+    assert!(w.is_idle() && w.is_at_rest(), "nobody asks for it again");
+}
+
+#[test]
 fn a_follow_that_begins_while_an_abandoned_order_ends_asks_anew() {
     let mut w = world();
     let first = w.follow("ab", Some("b"));

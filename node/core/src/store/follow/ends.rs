@@ -94,6 +94,8 @@ impl Store {
     pub(in crate::store) fn end_follow(&mut self, follow: u64) {
         let Some(open) = self.follows.open.remove(&follow) else { return };
         let Follow { session, fingerprint, chunks, leased_blocks, .. } = open;
+        // An engine reads the last layer before the writer commits, and the next turn begins with these chunks.
+        let is_in_place = session.is_some() && chunks.iter().all(|chunk| self.has_all_layers(chunk));
         match session {
             Some(session) => {
                 if let Ok(held) = self.session_mut(session) {
@@ -106,6 +108,9 @@ impl Store {
             match chunk {
                 Followed::Awaited(hash) => self.forget_awaited(follow, fingerprint, hash),
                 Followed::Coming(id) => {
+                    if is_in_place {
+                        self.gathers.is_in_place(id);
+                    }
                     self.gathers.stop_waiting_for(id, follow);
                     self.follows.let_go(id, Reader::Follow(follow));
                 }

@@ -151,6 +151,24 @@ impl Store {
         }
     }
 
+    /// Whether all layers of a followed chunk are in place, committed or not.
+    pub(super) fn has_all_layers(&self, chunk: &Followed) -> bool {
+        let id = match *chunk {
+            Followed::Awaited(_) | Followed::Lost(_) => return false,
+            Followed::Here(_) => return true,
+            Followed::Coming(id) => id,
+        };
+        let chunk = self.index.get(id);
+        chunk.blocks.iter().enumerate().all(|(at, block)| match block {
+            Block::Ready(..) => true,
+            Block::Absent => false,
+            Block::Writing(_) => {
+                let layers = self.follows.layers(id, at).map_or(0, Layers::contiguous);
+                layers == self.pool_of(chunk, at).layers
+            }
+        })
+    }
+
     fn pool_of(&self, chunk: &Chunk, block: usize) -> &PoolSpec {
         let namespace = self.namespaces.get(chunk.namespace);
         &namespace.pools[block % namespace.pools.len()].spec

@@ -185,8 +185,9 @@ impl Store {
     /// Whether anybody waits for a chunk that is being fetched.
     #[must_use]
     pub fn is_awaited(&self, FetchId(id): FetchId) -> bool {
-        let fetch = self.gathers.fetches.get(&id);
-        fetch.is_some_and(|fetch| !fetch.gathers.is_empty() || fetch.recalls > 0 || fetch.is_taken_in)
+        self.gathers.fetches.get(&id).is_some_and(|fetch| {
+            !fetch.gathers.is_empty() || fetch.recalls > 0 || fetch.is_taken_in || fetch.is_in_place
+        })
     }
 
     /// Enters a chunk and takes slots for all blocks that may come; `None` if there is no room for a passing chunk, or its
