@@ -159,5 +159,10 @@ impl Bring {
 }
 
 /// How long an actor trusts its memory of the object store. A present object counts as present until a read fails, for a minute
-/// at most. An absent object counts as absent for as long as one request's lookup, prefetch and lease take.
-const LIFETIMES: Lifetimes = Lifetimes { present: Duration::from_secs(60), absent: Duration::from_secs(1) };
+/// at most. An absent object counts as absent for as long as one request's lookup, prefetch and lease take. Damage is believed for
+/// a minute, since the tier itself remembers it.
+const LIFETIMES: Lifetimes = Lifetimes {
+    present: Duration::from_secs(60),
+    absent: Duration::from_secs(1),
+    damaged: Duration::from_secs(60),
+};

@@ -43,6 +43,8 @@ pub(super) struct Client {
     metrics: ObjectMetrics,
     start: Instant,
     requests: Semaphore,
+    /// Turns of writes: half of the requests, so that reads and questions always get a turn.
+    writes: Semaphore,
     /// Bytes of blocks that may be under way, in units of [`UNIT_BYTES`].
     bytes: Semaphore,
     units: u32,
@@ -97,6 +99,7 @@ impl Client {
             metrics,
             start: Instant::now(),
             requests: Semaphore::new(options.max_in_flight.max(1)),
+            writes: Semaphore::new((options.max_in_flight / 2).max(1)),
             bytes: Semaphore::new(units as usize),
             units,
             find_time: options.find_deadline,
@@ -109,6 +112,12 @@ impl Client {
             writing: RefCell::default(),
             wrong: RefCell::default(),
         }
+    }
+
+    #[cfg(test)]
+    pub(super) async fn all_turns(&self) -> SemaphorePermit<'_> {
+        let turns = self.requests.available_permits() as u32;
+        self.requests.acquire_many(turns).await.unwrap()
     }
 
     pub(super) async fn write(&self, order: WriteOrder, deadline: Instant) -> WriteAnswer {

@@ -1,7 +1,7 @@
 //! Remembers which objects the store has. Other nodes write and delete objects too.
 //!
 //! The memory is pure, and only a hint: a caller that trusts an outdated fact asks the store for an absent object, or writes a
-//! present object again. An absence is remembered for [`ABSENT_FOR`] only.
+//! present object again. An absence is remembered for [`ABSENT_FOR`] only, damage for [`DAMAGED_FOR`].
 
 use std::time::Duration;
 
@@ -37,13 +37,16 @@ pub struct Lifetimes {
     pub present: Duration,
     /// How long an absence is trusted: others may write the object a moment later.
     pub absent: Duration,
+    /// How long an object counts as damaged: a store that lost the right to decrypt refuses objects that are right, and a right
+    /// object may come from another node.
+    pub damaged: Duration,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Remembered {
     PresentUntil(Duration),
     AbsentUntil(Duration),
-    Damaged,
+    DamagedUntil(Duration),
 }
 
 impl<K: Eq + Hash> PresenceCache<K> {
@@ -58,7 +61,7 @@ impl<K: Eq + Hash> PresenceCache<K> {
     pub fn get(&self, key: &K, now: Duration) -> Option<Fact> {
         match *self.younger.get(key).or_else(|| self.older.get(key))? {
             Remembered::PresentUntil(until) => (now < until).then_some(Fact::Present),
-            Remembered::Damaged => Some(Fact::Damaged),
+            Remembered::DamagedUntil(until) => (now < until).then_some(Fact::Damaged),
             Remembered::AbsentUntil(until) => (now < until).then_some(Fact::Absent),
         }
     }
@@ -71,7 +74,7 @@ impl<K: Eq + Hash> PresenceCache<K> {
         let remembered = match fact {
             Fact::Present => Remembered::PresentUntil(now.saturating_add(self.lifetimes.present)),
             Fact::Absent => Remembered::AbsentUntil(now.saturating_add(self.lifetimes.absent)),
-            Fact::Damaged => Remembered::Damaged,
+            Fact::Damaged => Remembered::DamagedUntil(now.saturating_add(self.lifetimes.damaged)),
         };
         self.younger.insert(key, remembered);
     }
@@ -98,8 +101,12 @@ impl<K: Eq + Hash> PresenceCache<K> {
 /// How long an absent object counts as absent: another node may write it a moment later.
 pub const ABSENT_FOR: Duration = Duration::from_secs(10);
 
+/// How long an object counts as damaged, or as refused by the store.
+pub const DAMAGED_FOR: Duration = Duration::from_secs(600);
+
 /// How long the tier's thread trusts its facts: a read notices that an object has gone.
-pub const LIFETIMES: Lifetimes = Lifetimes { present: Duration::MAX, absent: ABSENT_FOR };
+pub const LIFETIMES: Lifetimes =
+    Lifetimes { present: Duration::MAX, absent: ABSENT_FOR, damaged: DAMAGED_FOR };
 
 #[cfg(test)]
 mod tests {

@@ -88,8 +88,10 @@ impl Client {
         while let Ok(Some((position, head))) = timeout_at(deadline, asked.next()).await {
             found.push((position, head.is_ok()));
         }
-        if !asked.is_empty() && !self.has_heard_since(Side::Reading, start) {
+        let was_silent = self.is_silent_for(Side::Reading, self.find_time / 2);
+        if !asked.is_empty() && was_silent && !self.has_heard_since(Side::Reading, start) {
             // The store was silent all this time, and nobody else waits as long. A store that is only slow answers the trial.
+            // Questions that waited for their turn here say nothing of the store.
             self.went_silent(Side::Reading, &Trouble::new(TroubleKind::TimedOut, HEAD, "no answer in time"));
         }
         found

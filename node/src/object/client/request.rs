@@ -6,6 +6,7 @@ use larder_core::tiers::presence::Fact;
 use larder_protocol::{ChunkHash, Fingerprint};
 use object_store::path::Path;
 use object_store::{Error, ObjectStoreExt, PutPayload};
+use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use super::super::BlockId;
@@ -112,7 +113,7 @@ impl Client {
         deadline: Instant,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Failed> {
-        let Ok(Ok(_turn)) = timeout_at(deadline, self.requests.acquire()).await else {
+        let Ok(Some(_turn)) = timeout_at(deadline, self.turn(kind)).await else {
             // The store is not to blame for requests that waited behind other requests; those are counted themselves.
             self.metrics.requested(kind, "not_made", 0.0);
             return Err(Failed::Trouble(Trouble::new(
@@ -123,6 +124,7 @@ impl Client {
         };
         let under_way = UnderWay::new(&self.metrics);
         let (start, side) = (Instant::now(), kind.side());
+        let asked_store = self.asked(side);
         let timed_out = |detail| Err(Failed::Trouble(Trouble::new(TroubleKind::TimedOut, asked, detail)));
         let made = tokio::select! {
             biased;
@@ -132,7 +134,7 @@ impl Client {
             },
             () = self.silence(side, start) => timed_out(SILENT),
         };
-        drop(under_way);
+        drop((under_way, asked_store));
         let outcome = match &made {
             Ok(_) => "ok",
             Err(Failed::Absent) => "absent",
@@ -158,6 +160,14 @@ impl Client {
             }
         }
         made
+    }
+}
+
+impl Client {
+    /// Waits for a request's turn. `None`: never, since the turns are not closed.
+    async fn turn(&self, kind: Kind) -> Option<(Option<SemaphorePermit<'_>>, SemaphorePermit<'_>)> {
+        let write = if kind == Kind::Put { Some(self.writes.acquire().await.ok()?) } else { None };
+        Some((write, self.requests.acquire().await.ok()?))
     }
 }
 

@@ -18,16 +18,36 @@ pub(super) struct SideState {
     breaker: RefCell<Breaker>,
     /// When the store was heard last.
     heard: Cell<Instant>,
+    /// Requests that are under way.
+    under_way: Cell<u32>,
+    /// Since when a request has been under way without a sign from the store.
+    waits_since: Cell<Instant>,
     /// Notified when a trial may be due.
     opened: Notify,
     /// Tells running requests that the store is silent.
     silent: Notify,
 }
 
+/// A request that is under way.
+pub(super) struct Asked<'a>(&'a SideState);
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.0.under_way.set(self.0.under_way.get() - 1);
+    }
+}
+
 impl Default for SideState {
     fn default() -> Self {
-        let (breaker, heard) = (RefCell::default(), Cell::new(Instant::now()));
-        Self { breaker, heard, opened: Notify::new(), silent: Notify::new() }
+        let now = Cell::new(Instant::now());
+        Self {
+            breaker: RefCell::default(),
+            heard: now.clone(),
+            under_way: Cell::new(0),
+            waits_since: now,
+            opened: Notify::new(),
+            silent: Notify::new(),
+        }
     }
 }
 
@@ -62,7 +82,25 @@ impl Client {
 
     /// Notes that the store was heard.
     pub(super) fn heard(&self, side: Side) {
-        self.side(side).heard.set(Instant::now());
+        let (side, now) = (self.side(side), Instant::now());
+        side.heard.set(now);
+        side.waits_since.set(now);
+    }
+
+    /// Notes that a request is under way, as long as the result lives.
+    pub(super) fn asked(&self, side: Side) -> Asked<'_> {
+        let side = self.side(side);
+        if side.under_way.get() == 0 {
+            side.waits_since.set(Instant::now());
+        }
+        side.under_way.set(side.under_way.get() + 1);
+        Asked(side)
+    }
+
+    /// Whether the store has let requests wait for at least this time, and was not heard meanwhile.
+    pub(super) fn is_silent_for(&self, side: Side, time: Duration) -> bool {
+        let side = self.side(side);
+        side.under_way.get() > 0 && side.waits_since.get().elapsed() >= time
     }
 
     /// Whether the store was heard after `since`.

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::net::{TcpListener, TcpStream};
 
+use larder_core::tiers::presence::DAMAGED_FOR;
 use larder_protocol::ChunkRef;
 
 use super::*;
@@ -152,6 +153,31 @@ async fn objects_that_the_store_alone_refuses_are_missed_until_written_again_and
 }
 
 #[tokio::test(start_paused = true)]
+async fn objects_that_the_store_hands_out_again_are_read_after_a_while() {
+    let mut rig = Rig::new();
+    let refused = 0..u64::from(MOST_FAILURES);
+    for number in refused.clone() {
+        rig.write(number).await;
+    }
+    // As if the right to decrypt were lost for a time.
+    rig.store.faults().archived = refused.clone().map(|number| object_name(single(number))).collect();
+    for number in refused.clone() {
+        assert_eq!(rig.read(number).await, ReadAnswer::Closed);
+    }
+    rig.client.try_again(Side::Reading, deadline()).await;
+    rig.store.faults().archived.clear();
+    for (pause, is_there) in [(Duration::ZERO, false), (DAMAGED_FOR, true)] {
+        tokio::time::advance(pause).await;
+        for number in refused.clone() {
+            let chunks = [single(number).chunk_ref()];
+            let found = rig.client.find(single(number).key().fingerprint, &chunks, &BLOCKS, deadline()).await;
+            assert_eq!(found, [is_there]);
+        }
+    }
+    assert!(matches!(rig.read(0).await, ReadAnswer::Here { .. }));
+}
+
+#[tokio::test(start_paused = true)]
 async fn reads_go_on_where_writes_are_refused() {
     let mut rig = Rig::new();
     rig.write(1).await;
@@ -216,6 +242,35 @@ async fn a_store_that_is_slow_and_answers_is_not_taken_for_a_silent_one() {
     let reads = orders.into_iter().map(|order| rig.client.read(order, deadline()));
     let answers = join_all(reads).await;
     assert!(answers.iter().all(|answer| matches!(answer, ReadAnswer::Here { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn questions_get_a_turn_beside_slow_writes_and_the_stores_silence_is_not_the_queues() {
+    let mut rig = Rig::new();
+    let most = options("").max_in_flight;
+    let find = async |rig: &Rig, number| {
+        let chunks = [single(number).chunk_ref()];
+        rig.client.find(single(number).key().fingerprint, &chunks, &BLOCKS, deadline()).await
+    };
+    let written = 0..2 * most as u64;
+    for number in written.clone() {
+        // The store is not asked again before the write.
+        assert_eq!(find(&rig, number).await, [false]);
+    }
+    rig.store.faults().delay = 2 * FIND_DEADLINE;
+    rig.store.faults().most_at_once = 0;
+    let orders: Vec<_> = written.map(|number| rig.slots.write_order(single(number))).collect();
+    let writes = join_all(orders.into_iter().map(|order| rig.client.write(order, deadline()))).await;
+    assert!(writes.iter().all(|answer| *answer == WriteAnswer::Durable));
+    assert_eq!(rig.store.faults().most_at_once, most / 2);
+    let turns = rig.client.all_turns().await;
+    assert_eq!((find(&rig, 1_000).await, rig.client.is_open(Side::Reading)), (vec![false], false));
+    drop(turns);
+    assert_eq!(
+        (find(&rig, 1_000).await, rig.client.is_open(Side::Reading)),
+        (vec![false], true),
+        "it is silent"
+    );
 }
 
 #[tokio::test(start_paused = true)]
