@@ -517,12 +517,15 @@ impl Membership {
         Ok(())
     }
 
+    /// The number of the node with this name. A node that comes back needs a place as a new one does.
     fn number_of(&mut self, name: &str) -> Result<NodeNumber, JoinRefused> {
-        if let Some(given) = self.numbers.get(name) {
-            return Ok(given.number);
-        }
-        if self.members.len() >= MAX_MEMBERS {
+        let given = self.numbers.get(name).map(|given| given.number);
+        let is_member = given.is_some_and(|number| self.members.contains_key(&number));
+        if !is_member && self.members.len() >= MAX_MEMBERS {
             return Err(JoinRefused::Full);
+        }
+        if let Some(number) = given {
+            return Ok(number);
         }
         let last = self.numbers.values().map(|given| given.number.0).max().unwrap_or(0);
         let next = last.checked_add(1).map(NodeNumber).filter(|&next| next < NodeNumber::THIS_NODE);

@@ -84,6 +84,18 @@ fn a_full_cluster_says_so_and_what_to_do() {
 }
 
 #[test]
+fn a_node_that_comes_back_to_a_full_cluster_waits_for_a_place() {
+    let (mut membership, _) = cluster(MAX_MEMBERS as u64);
+    membership.leave(NodeNumber(1), 1);
+    membership.join("one-more", &join(1), 0).unwrap();
+    assert_eq!(membership.join("node-0", &join(1), 0), Err(JoinRefused::Full));
+    assert!(membership.join("node-1", &join(1), 0).is_ok(), "a member may join again");
+    assert_eq!(membership.tick(0).unwrap().members.len(), MAX_MEMBERS);
+    membership.leave(NodeNumber(2), 1);
+    assert_eq!(membership.join("node-0", &join(1), 100).unwrap().number, NodeNumber(1));
+}
+
+#[test]
 fn a_silent_node_is_suspect_then_removed_and_its_partitions_go_to_others() {
     let (mut membership, numbers) = cluster(3);
     membership.tick(10);
