@@ -113,6 +113,20 @@ impl Place {
         })
     }
 
+    /// A coordinator's configuration with an audit log and a console whose admin has the token `secret`.
+    fn config_with_console(&self) -> Config {
+        let admin = self.authority.issue(&Identity::new(Role::Admin, "web"), Validity::days(1)).unwrap();
+        std::fs::write(self.file("web.pem"), admin.certificate_pem).unwrap();
+        std::fs::write(self.file("web.key"), admin.key_pem).unwrap();
+        std::fs::write(self.file("token"), "secret").unwrap();
+        let mut config = self.config("state.redb", None);
+        config.audit = Some(RecordConfig::to(self.file("audit")));
+        config.http.console_admin_token_file = Some(self.file("token"));
+        config.http.console_admin_certificate = Some(self.file("web.pem"));
+        config.http.console_admin_key = Some(self.file("web.key"));
+        config
+    }
+
     fn config(&self, state: &str, peer: Option<SocketAddr>) -> Config {
         Config {
             http: HttpConfig { listen: any_port(), ..HttpConfig::default() },
@@ -237,6 +251,17 @@ impl Coordinator {
     fn get(&self, path: &str) -> String {
         let url = format!("http://{}{path}", self.ready.http);
         ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap()
+    }
+
+    /// The answer to a change that an admin of the console asks for.
+    async fn change(&self, body: &str) -> (u16, String) {
+        let (url, body) = (format!("http://{}/console/change", self.ready.http), body.to_owned());
+        let change = move || {
+            let request = ureq::post(&url).header("Authorization", "Bearer secret").config();
+            let mut answer = request.http_status_as_error(false).build().send(body).unwrap();
+            (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
+        };
+        tokio::task::spawn_blocking(change).await.unwrap()
     }
 
     fn stop(self) {
@@ -481,15 +506,7 @@ fn who_may_not_follow_is_turned_away_and_counted() {
 fn the_audit_log_says_who_changed_what() {
     on_one_thread(async {
         let place = Place::new();
-        let admin = place.authority.issue(&Identity::new(Role::Admin, "web"), Validity::days(1)).unwrap();
-        std::fs::write(place.file("web.pem"), admin.certificate_pem).unwrap();
-        std::fs::write(place.file("web.key"), admin.key_pem).unwrap();
-        std::fs::write(place.file("token"), "secret").unwrap();
-        let mut config = place.config("state.redb", None);
-        config.audit = Some(RecordConfig::to(place.file("audit")));
-        config.http.console_admin_token_file = Some(place.file("token"));
-        config.http.console_admin_certificate = Some(place.file("web.pem"));
-        config.http.console_admin_key = Some(place.file("web.key"));
+        let config = place.config_with_console();
         let file = place.file("coordinator.toml");
         std::fs::write(&file, toml::to_string(&config).unwrap()).unwrap();
         let served = file.clone();
@@ -513,17 +530,9 @@ fn the_audit_log_says_who_changed_what() {
         std::fs::write(&file, "no configuration").unwrap();
         place.reload(&coordinator, "me").await;
 
-        let url = format!("http://{}/console/change", coordinator.ready.http);
         let policy = r#"{"action": "policy", "node": "node-0", "policy": "sieve"}"#;
-        let change = move |body: String| {
-            let request = ureq::post(&url).header("Authorization", "Bearer secret").config();
-            let mut answer = request.http_status_as_error(false).build().send(body).unwrap();
-            (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
-        };
-        let unknown = change.clone();
-        let of_stranger = policy.replace("node-0", "node-9");
-        tokio::task::spawn_blocking(move || change(policy.to_owned())).await.unwrap();
-        let unknown = tokio::task::spawn_blocking(move || unknown(of_stranger)).await.unwrap();
+        coordinator.change(policy).await;
+        let unknown = coordinator.change(&policy.replace("node-0", "node-9")).await;
         assert_eq!(unknown, (400, "the coordinator knows no node `node-9`\n".to_owned()));
         node.leave().await;
         coordinator.stop();
@@ -544,6 +553,24 @@ fn the_audit_log_says_who_changed_what() {
         assert!(lines.iter().any(|line| line["action"] == "reload" && line["what"] == new), "{text}");
         assert!(has("admin me", "reload", "", "coordinator.toml"), "{text}");
         assert!(has("console of admin web", "set_policy", "sieve at node-0", "does not reach"), "{text}");
+    });
+}
+
+#[test]
+fn the_console_changes_all_nodes_only_if_there_are_any() {
+    on_one_thread(async {
+        let place = Place::new();
+        let config = place.config_with_console();
+        let coordinator =
+            Coordinator::start(move |ready, stop| actix_rt::System::new().block_on(run(config, ready, stop)));
+        for change in [
+            r#"{"action": "policy", "policy": "sieve"}"#,
+            r#"{"action": "purge", "tenant": "chat", "hashes": [], "dry_run": false}"#,
+        ] {
+            let refused = (400, "the coordinator knows no nodes\n".to_owned());
+            assert_eq!(coordinator.change(change).await, refused, "{change}");
+        }
+        coordinator.stop();
     });
 }
 

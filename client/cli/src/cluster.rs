@@ -128,6 +128,17 @@ pub(crate) fn ask_node(address: &impl Display) -> anyhow::Result<(Value, NodeSta
     Ok((said, understood.with_context(|| http::not_larder(address))?))
 }
 
+/// Checks that the coordinator knows a node. Otherwise a command for all nodes would look as if all had obeyed. A coordinator
+/// without its state knows none until they have joined again.
+///
+/// # Errors
+/// It knows neither members nor lost nodes.
+pub(crate) fn require_nodes(status: &CoordinatorStatus) -> anyhow::Result<()> {
+    let knows_none = status.nodes.is_empty() && status.lost.is_empty();
+    ensure!(!knows_none, "the coordinator knows no nodes: see `larder status`");
+    Ok(())
+}
+
 /// The members of these names, or all members if there are no names; sorted by name.
 ///
 /// # Errors

@@ -203,6 +203,29 @@ fn a_coordinator_says_when_it_is_ready_and_ends_well_on_a_signal() {
 }
 
 #[test]
+fn changes_of_all_nodes_fail_at_a_coordinator_that_knows_none() {
+    let dir = coordinator_dir();
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let path = dir.path().display().to_string();
+    assert!(larder(&["ca", "issue", "admin", "me", "--dir", &path]).status.success());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    let (mut child, _stdout, line) = start(command.args(["coordinator", "--config", &file("c.toml")]));
+    let ready: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let (ca, certificate, key) = (file("ca.pem"), file("me.pem"), file("me.key"));
+    let whose = ["--coordinator", ready["http"].as_str().unwrap()];
+    let whose = [&whose[..], &["--ca", &ca, "--certificate", &certificate, "--key", &key]].concat();
+    for command in [&["purge", "--tenant", "chat"][..], &["policy", "sieve"], &["reload"]] {
+        let output = larder(&[command, &whose].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{command:?}: {said}");
+        let expected = "the coordinator knows no nodes: see `larder status`";
+        assert!(said.contains(expected), "{command:?}: {said}");
+    }
+    send(&child, Signal::TERM);
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
 fn a_coordinator_dies_with_the_process_that_started_it() {
     let dir = coordinator_dir();
     let (mut parent, mut stdout, line) = start(

@@ -293,6 +293,7 @@ pub(super) async fn change(
         Some(node) if shown.is_empty() => {
             Ok(HttpResponse::BadRequest().body(format!("the coordinator knows no node `{node}`\n")))
         }
+        None if shown.is_empty() => Ok(HttpResponse::BadRequest().body("the coordinator knows no nodes\n")),
         _ => Ok(answer(shown).await),
     }
 }

@@ -10,7 +10,7 @@ use larder_protocol::peer::{PeerRequest, PeerResponse};
 use serde::Serialize;
 
 use crate::admin::{AdminArgs, AdminLink};
-use crate::cluster::{ask_coordinator, ask_member, chosen_members, lost_nodes};
+use crate::cluster::{ask_coordinator, ask_member, chosen_members, lost_nodes, require_nodes};
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::FAILED;
 use crate::listing::{Cell, FormatArgs, Listing, column};
@@ -31,7 +31,7 @@ Examples:
   larder policy --json               One object with `nodes`: `name`, and `policies` by device or `error`
 
 `larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
-Exit status: 1 if a node refuses, does not answer or is lost.")]
+Exit status: 1 if a node refuses, does not answer or is lost, or if the coordinator knows no nodes.")]
 pub(crate) struct Args {
     /// The policy to set
     #[arg(value_name = "POLICY", value_parser = values::policy())]
@@ -69,6 +69,7 @@ struct NodeReport {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Chosen { coordinator, admin } = args.cluster.choose()?;
     let (_, status) = ask_coordinator(&coordinator)?;
+    require_nodes(&status)?;
     let members = chosen_members(status.nodes, &args.members)?;
     let mut errors: Vec<Option<String>> = vec![None; members.len()];
     if let Some(policy) = args.policy {

@@ -5,8 +5,9 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use clap::ArgGroup;
+use futures_util::future::join_all;
 use larder_coordinator::NodeStatus;
 use larder_net::quic::Credentials;
 use larder_node::{NamespaceStatus, TenantStatus};
@@ -18,7 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::admin::{AdminArgs, AdminLink};
-use crate::cluster::{ask_coordinator, chosen_members, lost_nodes};
+use crate::cluster::{ask_coordinator, chosen_members, lost_nodes, require_nodes};
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::{FAILED, Usage};
 use crate::listing::{Cell, Format, FormatArgs, Listing, column, wide};
@@ -31,7 +32,9 @@ use crate::{http, output};
 /// lets go. A chunk that an engine had reserved before is not kept when it is committed. Before all nodes are done, no node
 /// brings such a chunk from another node, from disk or from the object store. A record's bytes stay on the drive until they are
 /// written over, but no start finds them again. A node that does not answer, or is lost, keeps its chunks: purge again when the
-/// node answers.
+/// node answers. A node that joins during the purge keeps them too, and is named. A node that has left the cluster is not asked
+/// and not named, and finds the chunks on its disk when it starts again: purge when no restart of a node (`larder restart`) is
+/// under way.
 #[derive(Debug, clap::Args)]
 #[command(group = ArgGroup::new("scope").args(["tenant", "namespace_id"]).required(true), after_help = "\
 Examples:
@@ -45,8 +48,8 @@ Examples:
 
 A node knows the tenant's namespaces that engines have used since the node started, and those on disk; objects of others
 stay in the object store. `larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
-Exit status: 1 if a node refuses, does not answer, is lost, or could not remove all chunks; 2 after wrong arguments, or if no
-node has the tenant or the namespace.")]
+Exit status: 1 if a node refuses, does not answer, is lost, could not remove all chunks, or joins during the purge, or if the
+coordinator knows no nodes; 2 after wrong arguments, or if no node has the tenant or the namespace.")]
 pub(crate) struct Args {
     /// All chunks of this tenant
     #[arg(long, value_name = "NAME")]
@@ -112,6 +115,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (scope, mode) = (args.scope()?, if args.dry_run { PurgeMode::Count } else { PurgeMode::Remove });
     let Chosen { coordinator, admin } = args.cluster.choose()?;
     let (_, status) = ask_coordinator(&coordinator)?;
+    require_nodes(&status)?;
     let members = chosen_members(status.nodes, &args.members)?;
     if let PurgeScope::Tenant(tenant) = &scope {
         check_tenant(tenant, &members)?;
@@ -123,9 +127,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // Lost nodes may come back with all their chunks.
     let advice = " and keeps its chunks: purge again when it is back";
     let lost = lost_nodes(status.lost, &args.members, advice);
-    nodes.extend(lost.into_iter().map(|(name, trouble)| {
-        NodeReport::new(name, PurgeReport { trouble: Some(trouble), ..PurgeReport::default() })
-    }));
+    nodes.extend(lost.into_iter().map(|(name, trouble)| NodeReport::troubled(name, trouble)));
+    let joined = match mode {
+        PurgeMode::Remove => ask_coordinator(&coordinator).map(|(_, status)| status.nodes),
+        PurgeMode::Count => Ok(Vec::new()),
+    };
+    nodes.extend(newcomers(joined.as_deref().unwrap_or_default(), &members, &args.members));
     let report = Report { dry_run: args.dry_run, nodes };
     args.format.print(&report, |format| report.list().text(format))?;
     let mut status = ExitCode::SUCCESS;
@@ -142,7 +149,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     {
         check_namespace(name, &members)?;
     }
+    joined.context("the coordinator does not say which nodes have joined during the purge: purge again")?;
     Ok(status)
+}
+
+/// Reports of the members that have joined since `asked` were members, of the chosen names or all. They may have brought purged
+/// chunks on their disks.
+fn newcomers<'a>(
+    now: &'a [NodeStatus],
+    asked: &'a [NodeStatus],
+    chosen: &'a [String],
+) -> impl Iterator<Item = NodeReport> + 'a {
+    let is_asked = move |node: &NodeStatus| {
+        asked.iter().any(|asked| (&asked.name, asked.incarnation) == (&node.name, node.incarnation))
+    };
+    let is_chosen = move |node: &NodeStatus| chosen.is_empty() || chosen.contains(&node.name);
+    let new = now.iter().filter(move |node| is_chosen(node) && !is_asked(node));
+    new.map(|node| NodeReport::troubled(node.name.clone(), "joined during the purge: purge again".into()))
 }
 
 impl Args {
@@ -208,16 +231,13 @@ async fn purge(
     mode: PurgeMode,
     shows: bool,
 ) -> Vec<NodeReport> {
-    let mut nodes = Vec::new();
-    for member in members {
-        nodes.push(Purging::start(credentials, member, scope, mode).await);
-    }
+    // One after the other, some dead members would take longer than the other nodes wait for the purge to go on.
+    let mut nodes =
+        join_all(members.iter().map(|member| Purging::start(credentials, member, scope, mode))).await;
     while nodes.iter().any(Purging::goes_on) {
         tokio::time::sleep(LOOK_EVERY).await;
-        for node in &mut nodes {
-            // Tells a node that is done that other nodes are not.
-            node.ask(PurgeCommand::Report).await;
-        }
+        // Tells a node that is done that other nodes are not.
+        join_all(nodes.iter_mut().map(|node| node.ask(PurgeCommand::Report))).await;
         if shows {
             show(&nodes);
         }
@@ -225,9 +245,7 @@ async fn purge(
     if shows {
         output::progress(format_args!("\r\x1b[K"));
     }
-    for node in &mut nodes {
-        node.ask(PurgeCommand::End).await;
-    }
+    join_all(nodes.iter_mut().map(|node| node.ask(PurgeCommand::End))).await;
     let mut reports = Vec::new();
     for Purging { name, link, report } in nodes {
         if let Some(link) = link {
@@ -297,6 +315,10 @@ impl NodeReport {
         let PurgeCounts { memory_chunks, memory_bytes, read_chunks, disk_chunks, objects } = counts;
         Self { name, memory_chunks, memory_bytes, read_chunks, disk_chunks, objects, error }
     }
+
+    fn troubled(name: String, trouble: String) -> Self {
+        Self::new(name, PurgeReport { trouble: Some(trouble), ..PurgeReport::default() })
+    }
 }
 
 impl Report {
@@ -327,3 +349,66 @@ impl Report {
 
 /// Pause between questions for the nodes' progress.
 const LOOK_EVERY: Duration = Duration::from_millis(150);
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+
+    use larder_net::quic::ca::{Authority, Validity};
+    use larder_protocol::identity::{Identity, Role};
+    use serde_json::json;
+
+    use super::*;
+
+    fn member(name: &str, incarnation: u64, peer: SocketAddr) -> NodeStatus {
+        serde_json::from_value(json!({"name": name, "incarnation": incarnation, "http": peer, "peer": peer}))
+            .unwrap()
+    }
+
+    #[test]
+    fn nodes_that_join_during_a_purge_are_named() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let asked = [member("a", 1, address), member("b", 1, address)];
+        let now = [member("a", 1, address), member("b", 2, address), member("c", 1, address)];
+        let named = |chosen: &[&str]| -> Vec<String> {
+            let chosen: Vec<String> = chosen.iter().map(|&name| name.to_owned()).collect();
+            newcomers(&now, &asked, &chosen).filter(|new| new.error.is_some()).map(|new| new.name).collect()
+        };
+        assert_eq!(named(&[]), ["b", "c"], "one started again, one is new");
+        assert_eq!(named(&["a", "b"]), ["b"], "whoever names members means these");
+    }
+
+    #[test]
+    fn no_node_waits_for_a_dead_one_to_begin_its_purge() {
+        let (authority, _) = Authority::create(Validity::days(1)).unwrap();
+        let issued = authority.issue(&Identity::new(Role::Admin, "me"), Validity::days(1)).unwrap();
+        let (certificate, key) = (issued.certificate_pem.as_bytes(), issued.key_pem.as_bytes());
+        let ca = authority.certificate_pem().as_bytes();
+        let credentials = Credentials::from_pem(ca, certificate, key).unwrap();
+        // They take packets and answer none.
+        let dead = [(); 3].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        dead.iter().for_each(|socket| socket.set_nonblocking(true).unwrap());
+        let members: Vec<NodeStatus> =
+            dead.iter().map(|socket| member("dead", 1, socket.local_addr().unwrap())).collect();
+        let scope = PurgeScope::Tenant("default".into());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let purging = purge(&credentials, &members, &scope, PurgeMode::Remove, false);
+            let dialled = async {
+                let mut dialled = [false; 3];
+                // Far less than a dial takes to fail.
+                for _ in 0..1_000 {
+                    tokio::task::yield_now().await;
+                    for (socket, dialled) in dead.iter().zip(&mut dialled) {
+                        *dialled |= socket.recv(&mut [0; 2_048]).is_ok();
+                    }
+                }
+                dialled
+            };
+            tokio::select! {
+                _ = purging => panic!("nobody answers"),
+                dialled = dialled => assert_eq!(dialled, [true; 3]),
+            }
+        });
+    }
+}

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::address::HostPort;
 use crate::admin::{AdminArgs, AdminLink, ask_at};
-use crate::cluster::{ask_coordinator, chosen_members, lost_nodes};
+use crate::cluster::{ask_coordinator, chosen_members, lost_nodes, require_nodes};
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::FAILED;
 use crate::listing::{Cell, FormatArgs, Listing, column};
@@ -36,7 +36,7 @@ Examples:
   larder reload --json               One object with `coordinators` and `nodes`: `name`, `applied`, `at_restart`, or `error`
 
 `larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
-Exit status: 1 if a node refuses, does not answer or is lost.")]
+Exit status: 1 if a node refuses, does not answer or is lost, or if the coordinator knows no nodes.")]
 pub(crate) struct Args {
     #[command(flatten)]
     cluster: ClusterArg,
@@ -80,6 +80,7 @@ struct Setting {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Chosen { coordinator, admin } = args.cluster.choose()?;
     let (_, status) = ask_coordinator(&coordinator)?;
+    let knows_nodes = require_nodes(&status);
     let members = chosen_members(status.nodes, &args.members)?;
     let credentials = args.admin.credentials(admin)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -100,6 +101,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Report { coordinators, nodes }
     });
     args.format.print(&report, |format| report.list().text(format))?;
+    // The coordinators have their new configuration all the same.
+    knows_nodes?;
     let failed = report.all().any(|server| server.error.is_some());
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
