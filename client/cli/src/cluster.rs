@@ -193,7 +193,7 @@ pub(crate) fn lost_nodes(lost: Vec<LostStatus>, chosen: &[String], advice: &str)
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::{BufRead as _, BufReader, Write as _};
     use std::net::TcpListener;
 
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     /// A server that gives this answer to everybody, as long as the test runs.
-    fn server(answer: Value) -> SocketAddr {
+    pub(crate) fn server(answer: Value) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         std::thread::spawn(move || {

@@ -7,6 +7,7 @@ use larder_coordinator::{NodeStatus, Status as CoordinatorStatus};
 use larder_net::quic::Credentials;
 use larder_protocol::drain::{DrainCommand, DrainReport};
 use larder_protocol::peer::{PeerRequest, PeerResponse};
+use larder_protocol::table::Epoch;
 use serde::Serialize;
 
 use crate::address::Coordinators;
@@ -114,7 +115,8 @@ async fn ask(link: &AdminLink, command: DrainCommand) -> anyhow::Result<DrainRep
     }
 }
 
-/// Begins a drain, unless `first` only asks for a report, and watches it to its end. `show` gets each report.
+/// Begins a drain, unless `first` only asks for a report, and watches it to its end. `show` gets each report. If the path to the
+/// node is lost for a time, the drain is watched over a new connection.
 ///
 /// # Errors
 /// The node does not answer, or refuses; or its fate stays unknown.
@@ -126,7 +128,9 @@ pub(crate) async fn drain(
     mut show: impl FnMut(&DrainReport),
 ) -> anyhow::Result<Drained> {
     let started = now();
-    let link = AdminLink::connect(credentials, member).await?;
+    // A coordinator that knows less later cannot say how the node ended.
+    let known = status_of(coordinator).await.map(|status| epoch_of(&status)).unwrap_or_default();
+    let mut link = AdminLink::connect(credentials, member).await?;
     let begins = !matches!(first, DrainCommand::Report);
     let mut last = ask(&link, first).await?;
     if !(begins || last.is_draining || last.trouble.is_some()) {
@@ -147,7 +151,7 @@ pub(crate) async fn drain(
             Err(error) => {
                 // The node has most likely left: the coordinator knows.
                 let since = *silent_since.get_or_insert_with(now);
-                match fate(coordinator, member).await {
+                match fate(coordinator, member, known).await {
                     Some(outcome) => return Ok(Drained::new(&member.name, outcome, &last, started)),
                     None if now() - since > SILENCE => {
                         return Err(error).context(format!(
@@ -155,16 +159,42 @@ pub(crate) async fn drain(
                             member.name
                         ));
                     }
-                    None => {}
+                    None => {
+                        if let Some(renewed) = renew(credentials, member).await {
+                            std::mem::replace(&mut link, renewed).close().await;
+                        }
+                    }
                 }
             }
         }
     }
 }
 
-/// The fate of one life of a node that does not answer: `died` or `left`. `None` while it is a member, or no coordinator answers.
-async fn fate(coordinator: &Coordinators, member: &NodeStatus) -> Option<&'static str> {
-    let status = status_of(coordinator).await.ok()?;
+/// A new connection to a node that still drains, or has given up its drain. `None` if the node does not answer; another life of
+/// the node drains no more.
+async fn renew(credentials: &Credentials, member: &NodeStatus) -> Option<AdminLink> {
+    let link = AdminLink::connect(credentials, member).await.ok()?;
+    match ask(&link, DrainCommand::Report).await {
+        Ok(report) if report.is_draining || report.trouble.is_some() => Some(link),
+        _ => {
+            link.close().await;
+            None
+        }
+    }
+}
+
+/// The fate of one life of a node that does not answer. `None` while no coordinator answers that knows it.
+async fn fate(coordinator: &Coordinators, member: &NodeStatus, known: Epoch) -> Option<&'static str> {
+    fate_in(&status_of(coordinator).await.ok()?, member, known)
+}
+
+/// The fate of one life of a node, according to a coordinator: `died` or `left`. `None` while it is a member, or if the
+/// coordinator does not lead, or if its table is older than the epoch that was known before: a coordinator that has lost its state,
+/// or that has just begun to lead, does not know its members yet.
+fn fate_in(status: &CoordinatorStatus, member: &NodeStatus, known: Epoch) -> Option<&'static str> {
+    if status.follows || epoch_of(status) < known {
+        return None;
+    }
     let is_it = |name: &str, incarnation: u64| name == member.name && incarnation == member.incarnation;
     if status.lost.iter().any(|lost| is_it(&lost.name, lost.incarnation)) {
         return Some("died");
@@ -217,6 +247,13 @@ pub(crate) async fn status_of(coordinator: &Coordinators) -> anyhow::Result<Coor
     Ok(tokio::task::spawn_blocking(move || ask_coordinator(&coordinator)).await??.1)
 }
 
+/// The epoch of a coordinator's last table; the first epoch if the coordinator does not say.
+fn epoch_of(status: &CoordinatorStatus) -> Epoch {
+    let numbers = status.epoch.split_once('.');
+    let read = |(term, number): (&str, &str)| Some((term.parse().ok()?, number.parse().ok()?));
+    numbers.and_then(read).map_or_else(Epoch::default, |(term, number)| Epoch { term, number })
+}
+
 /// The member with this name.
 ///
 /// # Errors
@@ -251,3 +288,97 @@ const LOOK_EVERY: Duration = Duration::from_millis(150);
 
 /// How long a node may be silent while the coordinator still has it as a member.
 const SILENCE: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use larder_net::quic::ca::{Authority, Validity};
+    use larder_net::quic::{Connection, Endpoint, TransportSettings, read_message, write_message};
+    use larder_protocol::drain::{AfterDrain, DrainStart};
+    use larder_protocol::identity::{Identity, Role};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cluster::tests::server;
+
+    /// A coordinator's answer.
+    fn words(follows: bool, epoch: &str, nodes: &[Value], lost: &[Value]) -> Value {
+        json!({"role": "coordinator", "version": "1", "uptime_seconds": 1.0, "epoch": epoch, "follows": follows,
+            "nodes": nodes, "lost": lost})
+    }
+
+    fn node(peer: SocketAddr) -> Value {
+        json!({"name": "node-1", "incarnation": 7, "http": peer, "peer": peer, "number": 1, "silent_seconds": 9.0})
+    }
+
+    #[test]
+    fn only_a_leader_that_knows_as_much_as_before_says_how_a_node_ended() {
+        let node = node(([127, 0, 0, 1], 1).into());
+        let member: NodeStatus = serde_json::from_value(node.clone()).unwrap();
+        let fate = |follows, epoch, nodes: &[Value], lost: &[Value]| {
+            let status = serde_json::from_value(words(follows, epoch, nodes, lost)).unwrap();
+            fate_in(&status, &member, Epoch { term: 3, number: 14 })
+        };
+        let here = [node];
+        assert_eq!(fate(false, "3.15", &here, &[]), None, "it is a member");
+        assert_eq!(fate(false, "3.15", &[], &[]), Some("left"));
+        assert_eq!(fate(false, "4.1", &[], &here), Some("died"));
+        assert_eq!(fate(true, "3.15", &[], &[]), None, "a follower may know only later who is lost");
+        for epoch in ["0.0", "3.13", ""] {
+            assert_eq!(fate(false, epoch, &[], &[]), None, "a coordinator without state, at {epoch}");
+        }
+    }
+
+    fn credentials(authority: &Authority, identity: &Identity) -> Credentials {
+        let issued = authority.issue(identity, Validity::days(1)).unwrap();
+        let (certificate, key) = (issued.certificate_pem.as_bytes(), issued.key_pem.as_bytes());
+        Credentials::from_pem(authority.certificate_pem().as_bytes(), certificate, key).unwrap()
+    }
+
+    /// Answers the next request on a connection with a drain's report.
+    async fn report(connection: &Connection, is_draining: bool) {
+        let (mut send, mut receive) = connection.quic().accept_bi().await.unwrap();
+        let asked: Option<PeerRequest> = read_message(&mut receive).await.unwrap();
+        assert!(matches!(asked, Some(PeerRequest::Drain(_))), "{asked:?}");
+        let report = DrainReport { is_draining, ..DrainReport::default() };
+        write_message(&mut send, &PeerResponse::Drains(Box::new(report))).await.unwrap();
+        send.finish().unwrap();
+    }
+
+    #[test]
+    fn a_drain_is_watched_over_another_connection_when_the_first_is_lost() {
+        let (authority, _) = Authority::create(Validity::days(1)).unwrap();
+        let admin = credentials(&authority, &Identity::new(Role::Admin, "me"));
+        let own = credentials(&authority, &Identity::new(Role::Node, "node-1"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let any = SocketAddr::from(([127, 0, 0, 1], 0));
+            let endpoint = Endpoint::bind(any, &own, &TransportSettings::default()).unwrap();
+            let node = node(endpoint.local_address());
+            let words = words(false, "3.14", std::slice::from_ref(&node), &[]);
+            let coordinator = Coordinators::from(server(words));
+            let member: NodeStatus = serde_json::from_value(node).unwrap();
+            let shown = tokio::sync::Notify::new();
+            let draining = async {
+                let first = endpoint.accept().await.unwrap().accept().await.unwrap();
+                report(&first, true).await;
+                shown.notified().await;
+                first.quic().close(0_u32.into(), b"");
+                let second = endpoint.accept().await.unwrap().accept().await.unwrap();
+                for is_draining in [true, true, false] {
+                    report(&second, is_draining).await;
+                }
+                // The connection stays open.
+                std::future::pending::<()>().await;
+            };
+            let start = DrainStart { within_ms: 1_000, bytes_per_second: None, then: AfterDrain::Stop };
+            let show = |_: &DrainReport| shown.notify_one();
+            let watching = drain(&admin, &coordinator, &member, DrainCommand::Start(start), show);
+            tokio::select! {
+                watched = watching => assert_eq!(watched.unwrap().outcome, "cancelled", "it is watched to its end"),
+                () = draining => {}
+            }
+        });
+    }
+}
