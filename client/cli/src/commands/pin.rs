@@ -26,7 +26,8 @@ Examples:
   larder pin --namespace qwen.json --tokens system-prompt.json --for 10m --socket /run/larder/default.sock
   larder pin 0 1 --json                   An array with one object for each device
 
-Exit status: 1 if no memory has a prefix of the prompt, so that nothing is pinned. `larder lookup --help` explains
+Exit status: 1 if no memory has a prefix of the prompt, so that nothing is pinned, or if a device fails: the command prints the
+pins that were made before, and ends. `larder lookup --help` explains
 namespace files.")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -60,16 +61,35 @@ struct Pinned {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (spec, prompt) = args.prompt.read()?;
-    let mut pinned = Vec::new();
-    for socket in visit::sockets(args.socket.as_ref())? {
-        for session in visit::every_device(&socket)? {
-            let answer = pin(&session, &socket, &spec, &prompt, args.duration);
-            pinned.push(answer.with_context(|| format!("node {}", session.node()))?);
-        }
+    let sockets = visit::sockets(args.socket.as_ref())?;
+    let devices = sockets.iter().flat_map(|socket| match visit::every_device(socket) {
+        Ok(sessions) => sessions.into_iter().map(|session| Ok((socket, session))).collect(),
+        Err(error) => vec![Err(error)],
+    });
+    let (pinned, all) = until_one_fails(devices.map(|device| {
+        let (socket, session) = device?;
+        let answer = pin(&session, socket, &spec, &prompt, args.duration);
+        answer.with_context(|| format!("node {}", session.node()))
+    }));
+    // Without its number, nobody could end a pin.
+    if all.is_ok() || !pinned.is_empty() {
+        args.format.print(&pinned, |format| list(&pinned).text(format))?;
     }
-    args.format.print(&pinned, |format| list(&pinned).text(format))?;
+    all?;
     let any = pinned.iter().any(|pinned| pinned.pin.is_some());
     Ok(if any { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+/// The results up to the first error, and this error.
+fn until_one_fails<T>(results: impl Iterator<Item = anyhow::Result<T>>) -> (Vec<T>, anyhow::Result<()>) {
+    let mut good = Vec::new();
+    for result in results {
+        match result {
+            Ok(one) => good.push(one),
+            Err(error) => return (good, Err(error)),
+        }
+    }
+    (good, Ok(()))
 }
 
 fn pin(
@@ -104,4 +124,16 @@ fn list(pinned: &[Pinned]) -> Listing {
         list.add(first.into_iter().chain(numbers));
     }
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_that_were_made_before_a_device_failed_are_known() {
+        let (pinned, all) = until_one_fails([Ok(1), Err(anyhow::anyhow!("it is gone")), Ok(3)].into_iter());
+        assert_eq!(pinned, [1]);
+        assert_eq!(all.unwrap_err().to_string(), "it is gone");
+    }
 }
