@@ -122,6 +122,18 @@ struct Answers<T> {
     silent: Vec<String>,
 }
 
+impl<T> Answers<T> {
+    /// Adds the answers to another question. A node that fails twice for one reason is named once.
+    fn add(&mut self, more: Self) {
+        self.came.extend(more.came);
+        for silent in more.silent {
+            if !self.silent.contains(&silent) {
+                self.silent.push(silent);
+            }
+        }
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let nodes = args.servers.targets()?.survey()?.nodes;
     let format = args.format;
@@ -134,9 +146,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let queries = args.queries();
     let mut all = Answers { came: Vec::new(), silent: Vec::new() };
     for query in &queries {
-        let answers = ask_all(&nodes, |http| http::get_json(&http, query), Explained::new);
-        all.came.extend(answers.came);
-        all.silent = answers.silent;
+        all.add(ask_all(&nodes, |http| http::get_json(&http, query), Explained::new));
     }
     all.came.sort_by_key(|explained| std::cmp::Reverse(explained.lookup.unix_ms));
     let Some(request) = &args.request else {
@@ -437,6 +447,18 @@ mod tests {
             },
             evicted_elsewhere: Vec::new(),
         }
+    }
+
+    #[test]
+    fn a_node_that_fails_at_one_of_two_questions_is_named_once() {
+        let silent = |silent: &[&str]| Answers::<()> {
+            came: Vec::new(),
+            silent: silent.iter().map(|&said| said.to_owned()).collect(),
+        };
+        let mut all = silent(&["a: busy", "b: gone"]);
+        all.add(silent(&["b: gone"]));
+        all.add(silent(&["c: busy"]));
+        assert_eq!(all.silent, ["a: busy", "b: gone", "c: busy"]);
     }
 
     #[test]
