@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use larder_net::audit::Audit;
-use larder_net::quic::{read_message, write_message};
+use larder_net::quic::{Connection, read_message, write_message};
 use larder_protocol::drain::DrainCommand;
 use larder_protocol::peer::{PeerRequest, PeerResponse, Show};
 use larder_protocol::pin::{DevicePin, PinCommand};
@@ -169,27 +169,29 @@ async fn exchange(
     member: &Member,
     request: &PeerRequest,
 ) -> Result<PeerResponse, String> {
-    let answer = timeout(DEADLINE, ask(nodes, table, member, request)).await;
+    let mut used = None;
+    let asked = async {
+        let connection = nodes.connection(table, member.number).await;
+        ask(used.insert(connection.ok_or_else(lost)?), request).await
+    };
+    let answer = timeout(DEADLINE, asked).await;
     let answer = answer.unwrap_or_else(|_| Err("no answer in time".to_owned()));
     match answer {
         Ok(PeerResponse::Refused(why)) => Err(why),
         Ok(PeerResponse::Busy(_)) => Err("the node has too much to do".to_owned()),
         Ok(answer) => Ok(answer),
         Err(lost) => {
-            nodes.forget(member.number);
+            used.iter().for_each(|used| nodes.forget(member.number, used));
             Err(lost)
         }
     }
 }
 
-async fn ask(
-    nodes: &Nodes,
-    table: &Table,
-    member: &Member,
-    request: &PeerRequest,
-) -> Result<PeerResponse, String> {
-    let lost = || "the coordinator does not reach the node".to_owned();
-    let connection = nodes.connection(table, member.number).await.ok_or_else(lost)?;
+fn lost() -> String {
+    "the coordinator does not reach the node".to_owned()
+}
+
+async fn ask(connection: &Connection, request: &PeerRequest) -> Result<PeerResponse, String> {
     if connection.version() < request.since() {
         // The connection stays usable.
         let why =

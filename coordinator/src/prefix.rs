@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use larder_net::quic::{read_message, write_message};
+use larder_net::quic::{Connection, read_message, write_message};
 use larder_net::trace::{SpanKind, Trace};
 use larder_protocol::peer::{Find, PeerRequest, PeerResponse, RowSpan};
 use larder_protocol::table::{Holder, Member, NodeNumber, RowKey, Table};
@@ -89,7 +89,15 @@ impl Asker {
             let trace = trace.child(SpanKind::Client, "find");
             trace.count("larder.chunks", positions.len() as u64);
             async move {
-                let answer = timeout(HOME_DEADLINE, self.ask(table, home, rows, &trace)).await;
+                let mut used = None;
+                let asked = async {
+                    let connection = self.nodes.connection(table, home).await?;
+                    ask(used.insert(connection), table, rows, &trace).await
+                };
+                let answer = timeout(HOME_DEADLINE, asked).await;
+                if let (Err(_) | Ok(None), Some(used)) = (&answer, &used) {
+                    self.nodes.forget(home, used);
+                }
                 (home, positions, answer)
             }
         });
@@ -97,7 +105,6 @@ impl Asker {
         let mut silent_homes = Vec::new();
         for (home, positions, answer) in join_all(asked).await {
             let Ok(Some(spans)) = answer else {
-                self.nodes.forget(home);
                 silent_homes.extend(table.member(home).map(|member| member.name.clone()));
                 continue;
             };
@@ -105,25 +112,24 @@ impl Asker {
         }
         fold(table, &holders, silent_homes)
     }
+}
 
-    async fn ask(
-        &self,
-        table: &Table,
-        home: NodeNumber,
-        rows: Vec<RowKey>,
-        trace: &Trace,
-    ) -> Option<Vec<RowSpan>> {
-        let connection = self.nodes.connection(table, home).await?;
-        let (mut send, mut receive) = connection.quic().open_bi().await.ok()?;
-        if let Some(context) = trace.context() {
-            write_message(&mut send, &PeerRequest::Trace(context)).await.ok()?;
-        }
-        write_message(&mut send, &PeerRequest::Find(Find { epoch: table.epoch, rows })).await.ok()?;
-        send.finish().ok()?;
-        match read_message(&mut receive).await.ok()?? {
-            PeerResponse::Rows(rows) => Some(rows.spans),
-            _ => None,
-        }
+/// Asks a home for the holders of these rows; `None` if it does not tell.
+async fn ask(
+    connection: &Connection,
+    table: &Table,
+    rows: Vec<RowKey>,
+    trace: &Trace,
+) -> Option<Vec<RowSpan>> {
+    let (mut send, mut receive) = connection.quic().open_bi().await.ok()?;
+    if let Some(context) = trace.context() {
+        write_message(&mut send, &PeerRequest::Trace(context)).await.ok()?;
+    }
+    write_message(&mut send, &PeerRequest::Find(Find { epoch: table.epoch, rows })).await.ok()?;
+    send.finish().ok()?;
+    match read_message(&mut receive).await.ok()?? {
+        PeerResponse::Rows(rows) => Some(rows.spans),
+        _ => None,
     }
 }
 

@@ -468,7 +468,8 @@ pub(super) fn may_fetch(peer: &Identity, fetch: &Fetch) -> Result<(), &'static s
 pub(super) fn limits_of(role: Role) -> GuestLimits {
     let [connections, streams, message_bytes, waiting_bytes] = match role {
         Role::Node => [16, MAX_STREAMS as usize, MAX_PEER_MESSAGE_BYTES, 8 * MAX_PEER_MESSAGE_BYTES],
-        Role::Coordinator => [4, MAX_STREAMS as usize, MAX_PEER_MESSAGE_BYTES, 8 * MAX_PEER_MESSAGE_BYTES],
+        // All coordinators may have one certificate.
+        Role::Coordinator => [16, MAX_STREAMS as usize, MAX_PEER_MESSAGE_BYTES, 8 * MAX_PEER_MESSAGE_BYTES],
         // Admins run commands in a row, and a closed connection may count until it is idle for long.
         Role::Admin => [64, 16, MAX_PEER_MESSAGE_BYTES / 2, MAX_PEER_MESSAGE_BYTES],
         Role::Engine => [16, 4, SMALL_MESSAGE_BYTES, 4 * SMALL_MESSAGE_BYTES],
