@@ -139,14 +139,16 @@ impl Elect {
     }
 }
 
-/// Follows the leader's tables; passes on each table that is newer than all before.
+/// Follows the tables of the leader that the register names, and of no other coordinator that answers at its address: this
+/// coordinator would otherwise follow itself, if the leader registered a wrong address. Passes on each table that is newer than
+/// all before.
 pub(crate) async fn follow_leader(
     endpoint: Endpoint,
     mut leader: watch::Receiver<Option<Candidate>>,
     known: watch::Sender<Known>,
 ) {
     loop {
-        let Some(address) = leader.borrow_and_update().as_ref().map(|leader| leader.peer.clone()) else {
+        let Some(Candidate { life, peer, .. }) = leader.borrow_and_update().clone() else {
             if leader.changed().await.is_err() {
                 return;
             }
@@ -154,7 +156,7 @@ pub(crate) async fn follow_leader(
         };
         let mut changes = leader.clone();
         let changed = async move { _ = changes.changed().await };
-        follow(endpoint.clone(), vec![address], FollowAs::Watcher, known.clone(), changed).await;
+        follow(endpoint.clone(), vec![peer], FollowAs::WatcherOf(life), known.clone(), changed).await;
         if leader.has_changed().is_err() {
             return;
         }

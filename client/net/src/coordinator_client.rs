@@ -32,8 +32,10 @@ use crate::quic::{Connection, Endpoint, read_message, write_message};
 pub enum FollowAs {
     /// A node that becomes a member.
     Node(NodeFacts),
-    /// A watcher that only gets tables.
+    /// A watcher that only gets tables, from any coordinator.
     Watcher,
+    /// A watcher that only gets tables, from this life of a coordinator.
+    WatcherOf(u64),
 }
 
 /// The facts that a node tells the coordinator.
@@ -47,8 +49,8 @@ pub struct NodeFacts {
 }
 
 /// Follows the coordinator that leads until `stop` is ready, and publishes every newer table. Each of `coordinators` is
-/// `host:port`; each attempt resolves all of them anew and dials all their addresses. A watcher follows any coordinator. Needs
-/// the runtime of the endpoint.
+/// `host:port`; each attempt resolves all of them anew and dials all their addresses. A watcher follows any coordinator, or one
+/// that it names. Needs the runtime of the endpoint.
 ///
 /// # Cancel safety
 /// Dropped, it sends no goodbye: the coordinator notices the silence.
@@ -62,6 +64,7 @@ pub async fn follow(
     let (following, node) = match follow_as {
         FollowAs::Node(facts) => (Following::node(facts.candidate, known.borrow().clone()), Some(facts)),
         FollowAs::Watcher => (Following::watcher(known.borrow().clone()), None),
+        FollowAs::WatcherOf(life) => (Following::watcher_of(life, known.borrow().clone()), None),
     };
     let started = Instant::now();
     let mut client = CoordinatorClient {
@@ -93,7 +96,7 @@ pub async fn follow(
             }
         };
         if let Err(ended) = ended {
-            client.has_failed(&ended.to_string());
+            client.has_failed(&ended);
         }
         let pause = client.following.pause(client.now());
         tokio::select! {
@@ -289,8 +292,10 @@ impl CoordinatorClient {
     }
 
     /// Notes that an attempt has failed. Logs the reason if no coordinator has led for long.
-    fn has_failed(&mut self, reason: &str) {
-        self.following.failed(reason);
+    fn has_failed(&mut self, ended: &Failed) {
+        let is_another = matches!(ended.downcast_ref(), Some(Ended::Another));
+        let reason = ended.to_string();
+        self.following.failed(&reason);
         self.tell_news();
         if self.led.elapsed() <= WARN_AFTER || !self.may_warn("leaderless") {
             return;
@@ -299,6 +304,11 @@ impl CoordinatorClient {
             tracing::warn!(
                 reason,
                 "no leading coordinator is found: this node shares chunks by its last table, and none if it has no table"
+            );
+        } else if is_another {
+            let address = self.coordinators.join(",");
+            tracing::warn!(
+                "the coordinator at {address} is not the leader that the register names: set the leader's `[election] advertise` to its own host"
             );
         } else {
             tracing::warn!(

@@ -65,6 +65,9 @@ pub enum Ended {
         /// The table's term.
         known: u64,
     },
+    /// The coordinator is not the one that the watcher wants.
+    #[error("another coordinator answers")]
+    Another,
     /// The coordinator broke the order of messages.
     #[error("the coordinator does not say whether it leads")]
     Unsaid,
@@ -92,8 +95,12 @@ pub struct Following {
     node: Option<Candidate>,
     known: Known,
     has_news: bool,
+    /// The only life of a coordinator that a watcher follows; `None` if it follows any.
+    wanted: Option<u64>,
     /// The leader's address, according to another coordinator.
     leader: Option<String>,
+    /// The leader's address that the present attempt dials.
+    dialled: Option<String>,
     /// The time after which the coordinator wants to be asked again.
     retry_after: Option<Duration>,
     /// The pause after an attempt that fails, and when the present attempt began.
@@ -128,7 +135,9 @@ impl Following {
             node: None,
             known,
             has_news: false,
+            wanted: None,
             leader: None,
+            dialled: None,
             retry_after: None,
             pause: FIRST_PAUSE,
             dialled_at: Duration::ZERO,
@@ -137,6 +146,12 @@ impl Following {
             stream: Stream::default(),
             messages: VecDeque::new(),
         }
+    }
+
+    /// The client of a watcher that follows one life of one coordinator, and goes on from the known table.
+    #[must_use]
+    pub fn watcher_of(life: u64, known: Known) -> Self {
+        Self { wanted: Some(life), ..Self::watcher(known) }
     }
 
     /// The client of a node, which goes on from the known table.
@@ -148,7 +163,8 @@ impl Following {
     /// Begins an attempt. Returns the leader's address, if another coordinator has told it: dial it with the others.
     pub fn dial(&mut self, now: Duration) -> Option<String> {
         self.dialled_at = now;
-        self.leader.take()
+        self.dialled = self.leader.take();
+        self.dialled.clone()
     }
 
     /// Begins a stream with a coordinator that speaks this version.
@@ -310,10 +326,14 @@ impl Following {
 
     /// Decides whether this coordinator is followed.
     fn judge(&mut self, standing: Standing) -> Result<(), Ended> {
-        let Standing { term, leads, leader, .. } = standing;
+        let Standing { term, life, leads, leader } = standing;
         self.stream.is_taken = false;
+        if self.wanted.is_some_and(|wanted| wanted != life) {
+            return Err(Ended::Another);
+        }
         if !leads && self.node.is_some() {
-            if leader.is_some() {
+            // A leader that was just dialled is dead, or its address is wrong.
+            if leader.is_some() && leader != self.dialled {
                 self.retry_after = Some(FIRST_PAUSE);
             }
             self.leader = leader;

@@ -65,6 +65,40 @@ fn a_watcher_follows_whoever_answers() {
 }
 
 #[test]
+fn a_watcher_of_one_coordinator_follows_no_other_that_answers_at_its_address() {
+    let watcher = |life| {
+        let mut watcher = Following::watcher_of(life, Known::default());
+        watcher.begin(SECOND, Version::LATEST);
+        watcher
+    };
+    assert!(matches!(watcher(2).hear(SECOND, standing(1, false)), Err(Ended::Another)));
+    let mut right = watcher(1);
+    right.hear(SECOND, standing(1, true)).unwrap();
+    assert!(right.is_taken());
+}
+
+#[test]
+fn a_leader_that_does_not_answer_is_not_dialled_at_once_again_and_again() {
+    let mut following = node();
+    let mut pauses = Vec::new();
+    for attempt in 0..8 {
+        following.dial(SECOND * attempt);
+        following.begin(SECOND * attempt, Version::LATEST);
+        assert!(following.hear(SECOND * attempt, standing(1, false)).is_err());
+        pauses.push(following.pause(SECOND * attempt));
+    }
+    assert_eq!(pauses[0], FIRST_PAUSE, "the named leader is dialled at once");
+    assert_eq!(pauses[7], LAST_PAUSE, "{pauses:?}");
+    // Another leader is named.
+    following.dial(SECOND * 8);
+    following.begin(SECOND * 8, Version::LATEST);
+    let leader = Some("10.0.0.3:7602".to_owned());
+    let other = Standing { term: 1, life: 1, leads: false, leader };
+    assert!(following.hear(SECOND * 8, CoordinatorMessage::Standing(other)).is_err());
+    assert_eq!(following.pause(SECOND * 8), FIRST_PAUSE);
+}
+
+#[test]
 fn a_coordinator_of_an_earlier_term_is_not_obeyed() {
     let mut following = member(2);
     following.begin(SECOND, Version::LATEST);
