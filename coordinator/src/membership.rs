@@ -561,9 +561,12 @@ impl Membership {
         let gone: Vec<NodeNumber> =
             self.members.iter().filter(|(_, known)| is_gone(known)).map(|(&number, _)| number).collect();
         let removed = gone.iter().filter_map(|number| self.members.remove(number));
-        let lost = removed.map(|KnownMember { member, heard, .. }| Lost { member, heard, removed: now });
+        let (left, lost): (Vec<_>, Vec<_>) = removed.partition(KnownMember::may_have_left);
+        self.counts.leaves += left.len() as u64;
+        self.counts.removals += lost.len() as u64;
+        let lost =
+            lost.into_iter().map(|KnownMember { member, heard, .. }| Lost { member, heard, removed: now });
         self.lost.add(lost, now, patience.remember_lost_ms);
-        self.counts.removals += gone.len() as u64;
         self.is_changed |= !gone.is_empty();
         self.judge_at = Millis::MAX;
         for known in self.members.values_mut() {
@@ -597,17 +600,29 @@ impl KnownMember {
         }
     }
 
+    /// Whether its drain probably ended while no coordinator led: an earlier leader knew that it drains, and it has not come back.
+    /// It counts as a member that left in order.
+    fn may_have_left(&self) -> bool {
+        self.is_awaited && self.drains
+    }
+
     /// The time at which the member is suspect, unless it is heard before. The silence of awaited members counts from the end of
-    /// the grace time.
+    /// the grace time. A member that may have left is never suspect, and so never lost for followers.
     fn suspect_at(&self, patience: &Patience, graced: Millis) -> Millis {
         let Patience { heartbeat_ms, suspect_after_ms, .. } = *patience;
+        if self.may_have_left() {
+            return Millis::MAX;
+        }
         let reported_ms = if self.is_reported() { 2 * heartbeat_ms + 1 } else { suspect_after_ms };
         self.silent_since(graced).saturating_add(reported_ms.min(suspect_after_ms))
     }
 
     /// The time at which the member is removed, unless it is heard before.
     fn removed_at(&self, patience: &Patience, graced: Millis) -> Millis {
-        let Patience { remove_after_ms, remove_reported_after_ms, .. } = *patience;
+        let Patience { suspect_after_ms, remove_after_ms, remove_reported_after_ms, .. } = *patience;
+        if self.may_have_left() {
+            return self.silent_since(graced).saturating_add(suspect_after_ms);
+        }
         let reported_ms = if self.is_reported() { remove_reported_after_ms } else { remove_after_ms };
         self.silent_since(graced).saturating_add(reported_ms.min(remove_after_ms))
     }

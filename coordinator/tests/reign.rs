@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use larder_coordinator::membership::{Beat, DurableState, JoinRefused, Membership, Patience};
 use larder_protocol::membership::{Heartbeat, Join};
-use larder_protocol::table::{Epoch, NodeNumber, Table};
+use larder_protocol::table::{Epoch, MemberState, NodeNumber, Table};
 
 const PATIENCE: Patience = Patience {
     heartbeat_ms: 1_000,
@@ -192,4 +192,53 @@ fn a_leader_that_hears_of_a_later_table_than_its_own_says_so_and_a_follower_take
     let older = Table { epoch: Epoch { term: 1, number: 99 }, ..Table::clone(&table) };
     assert!(!leader.follow(&Arc::new(older), 5_100));
     assert_eq!(leader.table().epoch, later);
+}
+
+#[test]
+fn a_member_whose_drain_ended_while_nobody_led_has_left_and_is_not_lost() {
+    let (mut first, _) = leader();
+    first.drains(NodeNumber(2), 2, true);
+    let table = first.tick(4_000).unwrap();
+    let mut next = candidate(DurableState::default());
+    next.follow(&table, 4_000);
+    let mut follower = candidate(DurableState::default());
+    follower.follow(&table, 4_000);
+    // The node leaves while nobody leads, and its goodbye is lost. Another node dies meanwhile.
+    next.lead(2, 1_000_000, 10_000);
+    next.join("a", &join(1, table.epoch), 10_000).unwrap();
+    let beat = Heartbeat { epoch: Epoch::default(), silent: Vec::new() };
+    let mut left_at = None;
+    for now in (10_000..=60_000).step_by(500) {
+        next.heartbeat(NodeNumber(1), 1, &beat, now);
+        if let Some(table) = next.tick(now) {
+            follower.follow(&table, now);
+            if table.member(NodeNumber(2)).is_none() {
+                left_at = left_at.or(Some(now));
+            }
+        }
+    }
+    assert_eq!(left_at, Some(10_000 + PATIENCE.grace_ms + PATIENCE.suspect_after_ms));
+    assert_eq!((next.counts().leaves, next.counts().removals), (1, 1));
+    for (who, membership) in [("leader", &next), ("follower", &follower)] {
+        let lost: Vec<String> =
+            membership.lost(60_000).into_iter().map(|(lost, _)| lost.member.name).collect();
+        assert_eq!(lost, ["c"], "for the {who}");
+    }
+}
+
+#[test]
+fn a_member_that_drains_and_comes_back_to_a_new_leader_stays() {
+    let (mut first, _) = leader();
+    first.drains(NodeNumber(2), 2, true);
+    let table = first.tick(4_000).unwrap();
+    let mut next = candidate(first.state());
+    next.lead(2, 1_000_000, 10_000);
+    next.join("b", &join(2, table.epoch), 10_000).unwrap();
+    next.drains(NodeNumber(2), 2, true);
+    for now in (10_000..=30_000).step_by(500) {
+        let beat = Heartbeat { epoch: Epoch::default(), silent: Vec::new() };
+        next.heartbeat(NodeNumber(2), 2, &beat, now);
+        next.tick(now);
+    }
+    assert_eq!(next.table().member(NodeNumber(2)).unwrap().state, MemberState::Draining);
 }
