@@ -150,7 +150,7 @@ impl Kept {
     }
 }
 
-/// Serves one guest until it goes.
+/// Serves one guest until it goes, or is silent for too long.
 async fn serve(
     mut socket: TcpStream,
     kept: &Mutex<Kept>,
@@ -180,7 +180,7 @@ async fn serve(
                     answer(&mut writer, request, kept, ask).await?;
                 }
             }
-            None if reader.read_buf(&mut buffer).await? == 0 => return Ok(()),
+            None if timeout(MOST_SILENCE, reader.read_buf(&mut buffer)).await?? == 0 => return Ok(()),
             None => {}
         }
     }
@@ -259,6 +259,9 @@ const SNAPSHOT: i64 = -2;
 const MAX_GUESTS: usize = 32;
 const MAX_FROM_ONE_ADDRESS: usize = 8;
 
+/// A guest without a word for this time gives its place to others. ZeroMQ's clients connect again by themselves.
+const MOST_SILENCE: Duration = Duration::from_secs(600);
+
 /// Maximum number of answers at a time. Each may keep as much as [`MOST_KEPT_BYTES`].
 const MAX_ANSWERS: usize = 4;
 
@@ -330,6 +333,27 @@ mod tests {
             sent = &mut sending => panic!("the guest has not read all of it: {sent:?}"),
             () = read => {}
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_asks_nothing_for_long_gives_its_place_to_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut theirs = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let ours = listener.accept().await.unwrap().0;
+        let kept = Mutex::new(Kept { messages: VecDeque::new(), most: 3, bytes: 0 });
+        let (ask, _asks) = mpsc::channel(1);
+        let guests = Guests::new(1, 1);
+        let serving = serve(ours, &kept, &ask, async || guests.enter([127, 0, 0, 1].into()).unwrap());
+        let guest = async {
+            let (mut reader, mut writer) = theirs.split();
+            greet(&mut reader, &mut writer, &mut BytesMut::new(), "REQ").await.unwrap();
+            let greeted = Instant::now();
+            let end = reader.read_u8().await;
+            (end.unwrap_err().kind(), greeted.elapsed())
+        };
+        let (served, (end, silent)) = tokio::join!(async { drop(serving.await) }, guest);
+        assert_eq!((served, end), ((), io::ErrorKind::UnexpectedEof));
+        assert!((MOST_SILENCE..MOST_SILENCE * 2).contains(&silent), "{silent:?}");
     }
 
     #[tokio::test(start_paused = true)]

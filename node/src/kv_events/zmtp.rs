@@ -9,6 +9,7 @@ use std::io;
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
+use larder_net::keepalive::probe_when_idle;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -33,6 +34,8 @@ pub(super) async fn accept(listener: TcpListener, guests: Guests, mut welcome: i
                 continue;
             }
         };
+        // A guest that is gone without a word must not keep its place.
+        probe_when_idle(&socket);
         match guests.enter(from.ip()) {
             Some(place) => welcome(socket, place),
             None => tracing::debug!(%from, "a subscriber of events is turned away: there are too many"),
@@ -155,12 +158,26 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::sockopt::socket_keepalive;
+
     use super::*;
 
     fn frame(flags: u8, body: &[u8]) -> BytesMut {
         let mut encoded = BytesMut::new();
         put_frame(&mut encoded, flags, body);
         encoded
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_is_gone_without_a_word_keeps_no_place() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _theirs = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (welcomed, mut guests) = tokio::sync::mpsc::unbounded_channel();
+        let accepting = accept(listener, Guests::new(1, 1), |socket, _| welcomed.send(socket).unwrap());
+        tokio::select! {
+            () = accepting => {}
+            guest = guests.recv() => assert!(socket_keepalive(guest.unwrap()).unwrap()),
+        }
     }
 
     #[test]

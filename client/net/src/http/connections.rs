@@ -15,6 +15,7 @@ use rustix::net::sockopt::set_tcp_user_timeout;
 use rustix::net::{Shutdown, shutdown};
 use tokio::sync::Notify;
 
+use crate::keepalive::probe_when_idle;
 use crate::metrics::{Label, Part as _};
 
 /// The connections of a server. At the limit, the connection that has been idle for the longest is shut down for a new one;
@@ -87,12 +88,13 @@ impl Connections {
     }
 
     /// Takes in a new connection; `from` is its address, if it has one. A client that leaves an answer unread for `unread` loses
-    /// the connection.
+    /// the connection, and so does a client that is gone without a word.
     ///
     /// # Errors
     /// Fails if the system gives no descriptor, or there is no room. The connection is then shut down.
     pub fn enter(&self, socket: &impl AsFd, from: Option<IpAddr>, unread: Duration) -> io::Result<Open> {
         let socket = socket.as_fd();
+        probe_when_idle(&socket);
         // An error: it is no TCP socket.
         let _ = set_tcp_user_timeout(socket, u32::try_from(unread.as_millis()).unwrap_or(u32::MAX));
         let own = match socket.try_clone_to_owned() {
@@ -248,7 +250,10 @@ const PIECE_BYTES: usize = 16 << 10;
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
+
+    use rustix::net::sockopt::socket_keepalive;
 
     use super::*;
 
@@ -260,6 +265,16 @@ mod tests {
     fn connect_from(connections: &Connections, from: Option<IpAddr>) -> (io::Result<Open>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         (connections.enter(&ours, from, Duration::from_secs(1)), theirs)
+    }
+
+    #[test]
+    fn a_client_that_is_gone_without_a_word_keeps_no_place() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let _theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (ours, from) = listener.accept().unwrap();
+        let registry = Registry::new();
+        let _open = connections(&registry).enter(&ours, Some(from.ip()), Duration::from_secs(1)).unwrap();
+        assert!(socket_keepalive(&ours).unwrap());
     }
 
     fn is_shut_down(theirs: &mut UnixStream) -> bool {
