@@ -329,5 +329,39 @@ fn encode(hashes: EventHashes, device: u16, events: &[Event]) -> Bytes {
 /// Maximum number of events of one message.
 const MOST_EVENTS: usize = 64;
 
-/// A message with so many bytes of descriptions gets no further event.
-const MESSAGE_BYTES: usize = 256 << 10;
+/// A message with so many bytes of descriptions gets no further event. For subscribers that are behind, [`WAITING_MESSAGES`](publisher::WAITING_MESSAGES) such
+/// messages are kept: about 64 MiB.
+const MESSAGE_BYTES: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::ChunkHash;
+    use larder_protocol::describe::{Describe, Described};
+
+    use super::publisher::WAITING_MESSAGES;
+    use super::*;
+
+    #[test]
+    fn the_messages_that_wait_for_subscribers_take_at_most_64_mib() {
+        let descriptions = Descriptions::kept(1 << 30);
+        let (tenant, fingerprint) = ("t".into(), Fingerprint([9; 32]));
+        let hash = |number| ChunkHash([number; 32]);
+        let described = |number| Described {
+            blocks: vec![hash(number)],
+            parent: None,
+            tokens: vec![40_000; 2_048],
+            lora_id: None,
+            lora_name: None,
+            extra_keys: String::new(),
+        };
+        let chunks = (0..100).map(described).collect();
+        assert!(descriptions.describe(&tenant, Describe { fingerprint, chunks }));
+        let event = |number| {
+            let name = Name { tenant: tenant.clone(), fingerprint, hash: hash(number) };
+            Event::Described(descriptions.get(&name).unwrap())
+        };
+        let events: Vec<Event> = (0..100).map(event).collect();
+        let longest = in_messages(&events).map(|events| encode(EventHashes::Bytes, 0, events).len()).max();
+        assert!(WAITING_MESSAGES * longest.unwrap() <= 64 << 20, "{longest:?}");
+    }
+}

@@ -133,7 +133,7 @@ const MAX_SUBSCRIBERS: usize = 256;
 const MAX_FROM_ONE_ADDRESS: usize = 64;
 
 /// Maximum number of messages that wait for a subscriber: the same as ZeroMQ's default (`ZMQ_SNDHWM`).
-const WAITING_MESSAGES: usize = 1_000;
+pub(super) const WAITING_MESSAGES: usize = 1_000;
 
 #[cfg(test)]
 mod tests {
