@@ -250,7 +250,7 @@ impl KvEvents {
     ) -> Option<Arc<NamespaceTopic>> {
         if !self.namespaces.contains_key(&fingerprint) {
             // Namespaces that no actor knows any more are forgotten, so this map never has more than the actors know.
-            self.namespaces.clear();
+            let before = std::mem::take(&mut self.namespaces);
             for (_, actor) in actors {
                 for facts in actor
                     .send(ask(|actor| actor.core().store().namespaces().collect::<Vec<_>>()))
@@ -267,11 +267,32 @@ impl KvEvents {
                     self.namespaces.insert(facts.fingerprint, Arc::new(known));
                 }
             }
-            let topics: HashSet<&String> = self.namespaces.values().map(|known| &known.topic).collect();
-            self.numbers.retain(|topic, _| topics.contains(topic));
-            self.told.keep(|fingerprint| self.namespaces.contains_key(fingerprint));
+            self.forget(&before, actors.len());
         }
         self.namespaces.get(&fingerprint).cloned()
+    }
+
+    /// Publishes the loss of all chunks in namespaces that are known no more: losses that still come are not published. Ends the
+    /// topics that have no namespace any more.
+    fn forget(&mut self, before: &HashMap<Fingerprint, Arc<NamespaceTopic>>, devices: usize) {
+        for (&fingerprint, gone) in before {
+            if self.namespaces.contains_key(&fingerprint) {
+                continue;
+            }
+            for device in 0..devices as u16 {
+                let lost: Vec<Change> = self.told.losses(device, fingerprint);
+                let events = tell(&mut self.told, device, &lost, gone.chunk_tokens, |_| None);
+                self.send(&gone.topic, device, &events);
+            }
+        }
+        let topics: HashSet<&String> = self.namespaces.values().map(|known| &known.topic).collect();
+        let gone: Vec<String> =
+            self.numbers.keys().filter(|topic| !topics.contains(topic)).cloned().collect();
+        for topic in gone {
+            self.clear(&topic, devices);
+            self.numbers.remove(&topic);
+        }
+        self.told.keep(|fingerprint| self.namespaces.contains_key(fingerprint));
     }
 
     /// Sends events of one GPU, in as many messages as they take.
@@ -335,8 +356,14 @@ const MESSAGE_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
-    use larder_protocol::ChunkHash;
+    use std::time::Duration;
+
+    use bytes::BytesMut;
     use larder_protocol::describe::{Describe, Described};
+    use larder_protocol::{ChunkHash, ChunkRef};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+    use tokio::time::timeout;
 
     use super::publisher::WAITING_MESSAGES;
     use super::*;
@@ -363,5 +390,58 @@ mod tests {
         let events: Vec<Event> = (0..100).map(event).collect();
         let longest = in_messages(&events).map(|events| encode(EventHashes::Bytes, 0, events).len()).max();
         assert!(WAITING_MESSAGES * longest.unwrap() <= 64 << 20, "{longest:?}");
+    }
+
+    /// Reads from a subscription up to the end of these bytes.
+    async fn read_until(subscriber: &mut TcpStream, wanted: &[u8]) {
+        let mut read = Vec::new();
+        while !read.ends_with(wanted) {
+            read.push(subscriber.read_u8().await.unwrap());
+        }
+    }
+
+    #[test]
+    fn subscribers_hear_that_the_chunks_of_namespaces_that_are_gone_are_lost() {
+        actix_rt::System::new().block_on(async {
+            let config: KvEventsConfig = toml::from_str("listen = \"127.0.0.1:0\"").unwrap();
+            let (mut events, bound) = KvEvents::bind(&config, "node-0", Descriptions::kept(0)).await.unwrap();
+            let mut subscriber = TcpStream::connect(bound.listen).await.unwrap();
+            let (mut reader, mut writer) = subscriber.split();
+            zmtp::greet(&mut reader, &mut writer, &mut BytesMut::new(), "SUB").await.unwrap();
+            writer.write_all(b"\0\x01\x01").await.unwrap();
+            let until_subscribed = Duration::from_millis(10);
+            while timeout(until_subscribed, read_until(&mut subscriber, b"BlockStored")).await.is_err() {
+                let hashes = vec![ChunkHash([1; 32])];
+                let stored = Event::Stored { hashes, parent: None, chunk_tokens: 16 };
+                events.send("kv@both", 0, &[stored]);
+            }
+
+            let topic = |topic: &str| {
+                Arc::new(NamespaceTopic { topic: topic.into(), tenant: "t".into(), chunk_tokens: 16 })
+            };
+            let [gone, stays, alone] = [1, 2, 3].map(|number| Fingerprint([number; 32]));
+            let (both, single) = (topic("kv@both"), topic("kv@alone"));
+            let before =
+                HashMap::from([(gone, Arc::clone(&both)), (stays, Arc::clone(&both)), (alone, single)]);
+            events.namespaces = HashMap::from([(stays, both)]);
+            let chunk = ChunkRef {
+                hash: ChunkHash([1; 32]),
+                parent: ChunkHash([0; 32]),
+                index: 0,
+                anchor: ChunkHash([1; 32]),
+            };
+            let gained = Change { kind: ChangeKind::Gained, fingerprint: gone, chunk, evicted: None };
+            tell(&mut events.told, 0, &[gained], 16, |_| None);
+            events.send("kv@alone", 0, &[Event::AllBlocksCleared {}]);
+            read_until(&mut subscriber, b"AllBlocksCleared").await;
+
+            events.forget(&before, 1);
+            let heard = async {
+                read_until(&mut subscriber, b"BlockRemoved").await;
+                read_until(&mut subscriber, b"AllBlocksCleared").await;
+            };
+            assert!(timeout(Duration::from_secs(10), heard).await.is_ok(), "they are not told");
+            assert_eq!(events.numbers.keys().collect::<Vec<_>>(), ["kv@both"]);
+        });
     }
 }

@@ -101,6 +101,14 @@ impl Told {
         self.orphans.retain(|(fingerprint, ..), _| is_kept(fingerprint));
     }
 
+    /// The losses of all chunks that a GPU holds in a namespace.
+    pub(super) fn losses(&self, device: u16, of: Fingerprint) -> Vec<Change> {
+        let held = self.chunks.iter().filter(|((fingerprint, _), _)| *fingerprint == of);
+        let held = held.flat_map(|(_, holdings)| holdings).filter(|one| one.device == device);
+        held.map(|one| Change { kind: ChangeKind::Lost, fingerprint: of, chunk: one.chunk, evicted: None })
+            .collect()
+    }
+
     /// The GPUs where a chunk is held and waits for its tokens.
     pub(super) fn waiting(&self, fingerprint: Fingerprint, hash: ChunkHash) -> Vec<u16> {
         let held = self.chunks.get(&(fingerprint, hash)).into_iter().flatten();
