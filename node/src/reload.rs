@@ -65,6 +65,13 @@ pub(crate) struct Changeable {
     pub(crate) drains: Option<Drains>,
 }
 
+impl Reloadable {
+    /// The times at which the file is read again, from now on.
+    pub(crate) fn times(&self) -> ReloadTimes {
+        ReloadTimes::begin(&self.file)
+    }
+}
+
 impl Reloads {
     /// Starts with the configuration in force. If `reloadable` is `None`, each reload is refused.
     pub(crate) fn new(reloadable: Option<Reloadable>, audit: Audit) -> Self {

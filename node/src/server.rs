@@ -88,8 +88,7 @@ pub async fn run_on(
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<Ended, ServeError> {
-    let clock = Clock::start();
-    let reload_times = reloadable.as_ref().map(|reloadable| ReloadTimes::begin(&reloadable.file));
+    let (clock, reload_times) = (Clock::start(), reloadable.as_ref().map(Reloadable::times));
     find_gpus(&devices, &limits.actors).await?;
     raise_open_files();
     let metrics: SharedMetrics = Arc::new(Metrics::new()?);

@@ -42,11 +42,11 @@ pub struct Lifetimes {
     pub damaged: Duration,
 }
 
+/// A fact, and the time until which it is believed.
 #[derive(Debug, Clone, Copy)]
-enum Remembered {
-    PresentUntil(Duration),
-    AbsentUntil(Duration),
-    DamagedUntil(Duration),
+struct Remembered {
+    fact: Fact,
+    until: Duration,
 }
 
 impl<K: Eq + Hash> PresenceCache<K> {
@@ -59,11 +59,8 @@ impl<K: Eq + Hash> PresenceCache<K> {
     /// The fact at `now`.
     #[must_use]
     pub fn get(&self, key: &K, now: Duration) -> Option<Fact> {
-        match *self.younger.get(key).or_else(|| self.older.get(key))? {
-            Remembered::PresentUntil(until) => (now < until).then_some(Fact::Present),
-            Remembered::DamagedUntil(until) => (now < until).then_some(Fact::Damaged),
-            Remembered::AbsentUntil(until) => (now < until).then_some(Fact::Absent),
-        }
+        let remembered = self.younger.get(key).or_else(|| self.older.get(key))?;
+        (now < remembered.until).then_some(remembered.fact)
     }
 
     /// Learns a fact at `now`.
@@ -71,11 +68,12 @@ impl<K: Eq + Hash> PresenceCache<K> {
         if self.younger.len() >= self.half && !self.younger.contains_key(&key) {
             self.older = std::mem::take(&mut self.younger);
         }
-        let remembered = match fact {
-            Fact::Present => Remembered::PresentUntil(now.saturating_add(self.lifetimes.present)),
-            Fact::Absent => Remembered::AbsentUntil(now.saturating_add(self.lifetimes.absent)),
-            Fact::Damaged => Remembered::DamagedUntil(now.saturating_add(self.lifetimes.damaged)),
+        let lifetime = match fact {
+            Fact::Present => self.lifetimes.present,
+            Fact::Absent => self.lifetimes.absent,
+            Fact::Damaged => self.lifetimes.damaged,
         };
+        let remembered = Remembered { fact, until: now.saturating_add(lifetime) };
         self.younger.insert(key, remembered);
     }
 

@@ -49,9 +49,8 @@ impl Foretold {
     #[inline]
     fn used(&mut self, worths: [f32; JUDGES]) {
         let mut is_large = false;
-        for judge in 0..JUDGES {
-            let quotient = &mut self.quotients[judge];
-            *quotient *= (f64::from(worths[judge]) / self.mean[judge]).max(1e-9);
+        for ((quotient, worth), mean) in self.quotients.iter_mut().zip(worths).zip(self.mean) {
+            *quotient *= (f64::from(worth) / mean).max(1e-9);
             is_large |= !(1e-200..1e200).contains(quotient);
         }
         self.uses += 1.0;
