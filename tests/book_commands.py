@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs/book/src"
 LARDER = Path(os.environ.get("LARDER", Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/larder")).resolve()
 # A program that looks prompts up and saves KV, as engines do: client/rust/examples/put_and_get.rs.
-ENGINE_PROGRAM = LARDER.parent / "examples/put_and_get"
+ENGINE_PROGRAM = LARDER.parent / "example-put-and-get"
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}
 # The address that pages give the coordinator, which runs on `a`.
 COORDINATOR = "10.0.0.10"

@@ -117,7 +117,10 @@ impl Purges {
             }
         }
         let removed = match self.remove(purge, &scope, mode).await {
-            Ok(keys) => self.remove_objects(purge, mode, &keys, objects.as_ref()).await,
+            Ok((keys, unreadable)) => {
+                let objects = self.remove_objects(purge, mode, &keys, objects.as_ref()).await;
+                objects.and_then(|()| disk_was_read(unreadable))
+            }
             Err(trouble) => Err(trouble),
         };
         let counts = self.note(purge, |last| {
@@ -139,21 +142,24 @@ impl Purges {
         }
     }
 
-    /// Removes a purge's chunks from disk and memory, until none is found and none is being written. Returns the names of all.
+    /// Removes a purge's chunks from disk and memory, until none is found and none is being written. Returns the names of all, and
+    /// the pages of the disk that could not be read.
     async fn remove(
         &self,
         purge: u64,
         scope: &PurgeScope,
         mode: PurgeMode,
-    ) -> Result<Arc<PurgedKeys>, String> {
+    ) -> Result<(Arc<PurgedKeys>, u32), String> {
         let actors = self.0.parts.get().map(|parts| &parts.actors[..]).unwrap_or_default();
         for _ in 0..MOST_ROUNDS {
-            let (mut found, mut writes) = (0, 0);
+            let (mut found, mut writes, mut unreadable) = (0, 0, 0);
             // Chunks that continue a purged chunk may have come since the last round.
             let keys = Arc::new(self.keys(purge, scope).await?);
             for actor in actors {
                 // The disk comes first: purging memory makes the disk forget records, and these would no longer be counted.
-                found += self.remove_from_disk(purge, actor, &keys, mode).await?;
+                let (on_disk, not_read) = self.remove_from_disk(purge, actor, &keys, mode).await?;
+                found += on_disk;
+                unreadable += not_read;
                 let mut from = Some(0);
                 while let Some(at) = from {
                     let page = PurgeStep::Page { purge, scope: scope.clone(), mode, from: at };
@@ -166,7 +172,7 @@ impl Purges {
                 }
             }
             if mode == PurgeMode::Count || (found == 0 && writes == 0) {
-                return Ok(keys);
+                return Ok((keys, unreadable));
             }
             sleep(LOOK_EVERY).await;
         }
@@ -196,20 +202,20 @@ impl Purges {
         Ok(all)
     }
 
-    /// Removes a purge's records from an actor's disk, and returns their number.
+    /// Removes a purge's records from an actor's disk. Returns their number, and the pages that could not be read.
     async fn remove_from_disk(
         &self,
         purge: u64,
         actor: &Addr<GpuActor>,
         keys: &Arc<PurgedKeys>,
         mode: PurgeMode,
-    ) -> Result<u64, String> {
-        let (mut after, mut found) = (0, 0);
+    ) -> Result<(u64, u32), String> {
+        let (mut after, mut found, mut unreadable) = (0, 0, 0);
         loop {
             let of_disk = DiskPurge { keys: Arc::clone(keys), mode };
             let ordered = actor.send(ask(move |actor| actor.purge_disk(of_disk, after))).await;
             let purged = match ordered.ok().flatten().flatten() {
-                None => return Ok(found),
+                None => return Ok((0, 0)),
                 Some(Ok(purged)) => purged.await.ok().flatten().ok_or(Refused::Closed),
                 Some(Err(refused)) => Err(refused),
             };
@@ -222,10 +228,11 @@ impl Purges {
                 }
                 Ok(segment) => {
                     found += segment.records;
+                    unreadable += segment.unreadable;
                     self.note(purge, |last| last.report.counts.disk_chunks += segment.records);
                     match segment.next {
                         Some(next) => after = next,
-                        None => return Ok(found),
+                        None => return Ok((found, unreadable)),
                     }
                 }
             }
@@ -285,6 +292,17 @@ impl Purges {
 impl std::fmt::Debug for Purges {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Purges").finish_non_exhaustive()
+    }
+}
+
+/// # Errors
+/// A text for people, if pages of the disk could not be read.
+fn disk_was_read(unreadable: u32) -> Result<(), String> {
+    match unreadable {
+        0 => Ok(()),
+        _ => Err(format!(
+            "{unreadable} pages of the disk cannot be read: purged chunks on them come back if the drive reads them at a start, so purge again then"
+        )),
     }
 }
 

@@ -6,6 +6,7 @@
 //! before its turn, and all its records move: the drive replaces unreadable sectors when they are written anew.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use larder_core::store::ids::ChunkKey;
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
@@ -210,10 +211,13 @@ impl Log {
     }
 
     /// Skips the sequence numbers that unreadable segments may have. Otherwise the footer of an earlier use of a segment could
-    /// pass for that of a later use.
-    pub fn skip_sequences(&mut self) {
-        self.segment_sequence += SKIPPED_SEQUENCES;
-        self.record_sequence += SKIPPED_SEQUENCES;
+    /// pass for that of a later use. The time of day keeps the numbers apart from those of an earlier start that skipped some too.
+    pub fn skip_sequences(&mut self, since_1970: Duration) {
+        let of_this_start = (since_1970.as_micros() as u64).saturating_mul(SEQUENCES_A_MICROSECOND);
+        for sequence in [&mut self.segment_sequence, &mut self.record_sequence] {
+            // A clock that went back leaves the distance alone.
+            *sequence = if of_this_start > *sequence { of_this_start } else { *sequence + SKIPPED_SEQUENCES };
+        }
     }
 
     /// The place of a chunk's record.
@@ -513,6 +517,9 @@ const MOST_LOST: u32 = 8;
 
 /// Sequence numbers to skip: more than the segments that a tier begins, or the records that it writes, between two starts.
 const SKIPPED_SEQUENCES: u64 = 1 << 40;
+
+/// More than a drive takes. The product fits until the year 2540.
+const SEQUENCES_A_MICROSECOND: u64 = 1_024;
 
 /// Segments that the log needs: the open one, a free one for moves, one that is being freed, one spare.
 pub const MIN_SEGMENTS: u32 = 4;

@@ -177,6 +177,8 @@ pub struct DiskPurge {
 pub struct PurgedSegment {
     /// Chunks of the purge that were in the segment.
     pub records: u64,
+    /// Pages of the segment that could not be read: chunks of the purge may be there.
+    pub unreadable: u32,
     /// Position of the next segment; `None` after the last.
     pub next: Option<u64>,
 }

@@ -15,6 +15,7 @@ use super::super::format::{Footer, FooterEntry, PAGE_BYTES};
 use super::super::log::{Log, RecordPlace};
 use super::super::order::{DiskPurge, PurgedSegment};
 use super::Volume;
+use super::recover::Scanned;
 
 impl Volume {
     /// Purges the segment with the next sequence number after `after`.
@@ -28,9 +29,12 @@ impl Volume {
         let number = segment.segment;
         let footer = if is_open { Some(self.log.footer()) } else { self.footer_of(segment)? };
         let has_footer = footer.is_some() && !is_open;
-        let (end_page, entries) = match footer {
-            Some(Footer { end_page, entries, .. }) => (end_page, entries),
-            None => (0, self.scan(number, Some(segment.sequence))?.entries),
+        let (end_page, entries, unreadable) = match footer {
+            Some(Footer { end_page, entries, .. }) => (end_page, entries, 0),
+            None => {
+                let Scanned { entries, unreadable, .. } = self.scan(number, Some(segment.sequence))?;
+                (0, entries, unreadable)
+            }
         };
         let (purged, kept): (Vec<FooterEntry>, Vec<FooterEntry>) =
             entries.into_iter().partition(|entry| purge.keys.has(&entry.key()));
@@ -39,7 +43,7 @@ impl Volume {
             log.find(&entry.key()) == Some(place)
         };
         let records = purged.iter().filter(|entry| is_last(&self.log, entry)).count() as u64;
-        let answer = PurgedSegment { records, next: Some(segment.sequence) };
+        let answer = PurgedSegment { records, unreadable, next: Some(segment.sequence) };
         if purge.mode == PurgeMode::Count || purged.is_empty() {
             return Ok(answer);
         }

@@ -6,6 +6,7 @@
 //! segment are moved away.
 
 use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader, SegmentHeader};
 use super::super::log::{FIRST_PAGE, Log, RecordPlace, Recovered};
@@ -19,7 +20,7 @@ pub(super) struct Scanned {
     pub(super) entries: Vec<FooterEntry>,
     end_page: u32,
     /// Pages that could not be read.
-    unreadable: u32,
+    pub(super) unreadable: u32,
 }
 
 /// A segment's pages, read some at a time.
@@ -69,7 +70,7 @@ impl Volume {
         }
         let mut log = Log::restore(self.geometry, sealed);
         if !failing.is_empty() {
-            log.skip_sequences();
+            log.skip_sequences(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         }
         failing.into_iter().for_each(|segment| log.give_up_soon(segment));
         Ok(log)
