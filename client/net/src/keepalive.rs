@@ -3,17 +3,14 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl};
+use socket2::{SockRef, TcpKeepalive};
 
 /// Has the system probe the other end of a TCP connection while nothing comes, and end the connection if no probe is answered.
 /// Otherwise a connection whose other end lost its power or its network would stay open for ever. Does nothing to other sockets.
 pub fn probe_when_idle(socket: &impl AsFd) {
-    let socket = socket.as_fd();
+    let keepalive = TcpKeepalive::new().with_time(IDLE).with_interval(INTERVAL).with_retries(TRIES);
     // An error: it is no TCP socket.
-    let _ = set_tcp_keepidle(socket, IDLE)
-        .and_then(|()| set_tcp_keepintvl(socket, INTERVAL))
-        .and_then(|()| set_tcp_keepcnt(socket, TRIES))
-        .and_then(|()| set_socket_keepalive(socket, true));
+    let _ = SockRef::from(socket).set_tcp_keepalive(&keepalive);
 }
 
 /// The silence before the first probe.

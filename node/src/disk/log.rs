@@ -215,7 +215,7 @@ impl Log {
     pub fn skip_sequences(&mut self, since_1970: Duration) {
         let of_this_start = (since_1970.as_micros() as u64).saturating_mul(SEQUENCES_A_MICROSECOND);
         for sequence in [&mut self.segment_sequence, &mut self.record_sequence] {
-            // A clock that went back leaves the distance alone.
+            // If the clock went back, only the distance keeps the numbers apart.
             *sequence = if of_this_start > *sequence { of_this_start } else { *sequence + SKIPPED_SEQUENCES };
         }
     }
