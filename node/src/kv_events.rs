@@ -350,8 +350,8 @@ fn encode(hashes: EventHashes, device: u16, events: &[Event]) -> Bytes {
 /// Maximum number of events of one message.
 const MOST_EVENTS: usize = 64;
 
-/// A message with so many bytes of descriptions gets no further event. For subscribers that are behind, [`WAITING_MESSAGES`](publisher::WAITING_MESSAGES) such
-/// messages are kept: about 64 MiB.
+/// A message with so many bytes of descriptions gets no further event. For subscribers that are behind,
+/// [`WAITING_MESSAGES`](publisher::WAITING_MESSAGES) such messages are kept: about 64 MiB.
 const MESSAGE_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
