@@ -139,7 +139,8 @@ pub struct HostConfig {
     /// larger. Default: a 32nd of an actor's arena, between 2 MiB and 256 MiB.
     #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub extent_bytes: Option<ByteSize>,
-    /// Fraction of the arena above which committed blocks are evicted.
+    /// Fraction of the arena above which committed blocks are evicted. With several tenants, a fraction of the memory that each
+    /// tenant can have beside the others.
     pub high_watermark: f64,
     /// Fraction of the arena down to which blocks are then evicted. A lower value makes evictions rarer and longer.
     pub low_watermark: f64,

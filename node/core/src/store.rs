@@ -56,6 +56,7 @@ mod sessions;
 mod shares;
 mod slab;
 mod stays;
+mod tenants;
 #[cfg(test)]
 pub(crate) mod tests;
 mod usage;
@@ -69,13 +70,14 @@ use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
 use crate::Millis;
 use crate::placement::Pressure;
-use ids::{ChunkId, NamespaceId, ProcessId, SessionId, TenantId};
+use ids::{ChunkId, ChunkNumber, NamespaceId, ProcessId, SessionId, TenantId};
 use index::{Block, Index};
 use namespaces::Namespaces;
 use pins::Pins;
 use policy::{Policy, PolicyName};
 use sessions::{Lease, Session, Sessions};
 use slab::Slab;
+use tenants::Tenants;
 
 pub use checksums::{Checksums, Ranges};
 pub use commit::{BlockMove, CommitOrder};
@@ -114,8 +116,7 @@ pub struct Store {
     sessions: Sessions,
     index: Index,
     slab: Slab,
-    policy: Box<dyn Policy>,
-    policy_name: PolicyName,
+    tenants: Tenants,
     pins: Pins,
     orders: commit::Orders,
     gathers: gather::Gathers,
@@ -129,7 +130,6 @@ pub struct Store {
     /// The last number in use. Leases, reservations, pins and orders share one series of numbers; 0 names nothing.
     last_number: u64,
     cached_chunks: u64,
-    cached_bytes: u64,
     evictions: Evictions,
     remembered: remembered::EvictionMemory,
     /// The places that an earlier store gave out, if this store replaced one.
@@ -142,7 +142,6 @@ pub struct Store {
     tenths: u32,
     now: Millis,
     pressure: Pressure,
-    copies: copies::Copies,
     departing: forward::Departing,
     evicted_after_ms: Option<u64>,
     purges: purge::Purges,
@@ -154,8 +153,7 @@ impl Store {
     pub fn new(limits: StoreLimits) -> Self {
         Self {
             slab: Slab::new(limits.extents, limits.extent_bytes, &limits.most_extents()),
-            policy: limits.policy.build(limits.recompute_doubles_at),
-            policy_name: limits.policy,
+            tenants: Tenants::new(limits.tenant_bytes.len(), limits.policy, limits.recompute_doubles_at),
             journal: journal::Journal::default(),
             gathers: gather::Gathers::default(),
             grants: grants::Grants::default(),
@@ -173,7 +171,6 @@ impl Store {
             orders: commit::Orders::default(),
             last_number: 0,
             cached_chunks: 0,
-            cached_bytes: 0,
             evictions: Evictions::default(),
             seclusion: lives::Seclusion::default(),
             misnamed: 0,
@@ -181,7 +178,6 @@ impl Store {
             tenths: 0,
             now: Millis::default(),
             pressure: Pressure::default(),
-            copies: copies::Copies::default(),
             departing: forward::Departing::default(),
             evicted_after_ms: None,
             purges: purge::Purges::default(),
@@ -296,7 +292,7 @@ impl Store {
     /// Sets the time by which uses are dated.
     pub fn is_now(&mut self, now: Millis) {
         self.now = self.now.max(now);
-        self.policy.is_now(self.age_ms());
+        self.tenants.is_now(self.age_ms());
     }
 
     /// The open sessions.
@@ -382,7 +378,7 @@ impl Store {
     /// The policy in force.
     #[must_use]
     pub fn policy(&self) -> PolicyName {
-        self.policy_name
+        self.tenants.policy_name()
     }
 
     fn session(&self, id: SessionId) -> Result<&Session, Refused> {
@@ -416,6 +412,19 @@ impl Store {
     /// The tenant of a namespace; `None` for a namespace that nobody registered.
     pub(crate) fn tenant_of_namespace(&self, fingerprint: &Fingerprint) -> Option<TenantId> {
         self.namespaces.of(fingerprint).map(|number| self.namespaces.get(number).tenant)
+    }
+
+    /// The policy that decides over a chunk, and the chunk's number there.
+    #[inline]
+    fn policy_of(&mut self, id: ChunkId) -> (&mut dyn Policy, ChunkNumber) {
+        let tenant = self.owner_of(id);
+        self.tenants.policy(tenant, id.number())
+    }
+
+    /// The tenant of a chunk; not looked up while there is only one tenant.
+    #[inline]
+    fn owner_of(&self, id: ChunkId) -> TenantId {
+        if self.tenants.has_several() { self.tenant_of(id) } else { TenantId(0) }
     }
 
     fn tenant_of(&self, id: ChunkId) -> TenantId {

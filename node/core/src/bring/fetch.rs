@@ -442,7 +442,7 @@ impl Core {
         let every_ms = gap_ms.unwrap_or_else(|| self.store.keeps_ms());
         let every_ms = every_ms / self.store.neighbours().transfer_weight(holder.node);
         let copy = self.store.worth_of_copy(&fetch.fingerprint, every_ms);
-        place_by_worth(copy, self.store.least())
+        place_by_worth(copy, self.store.least_for(&fetch.fingerprint))
     }
 
     /// Gives up a chunk that will not come.

@@ -70,7 +70,7 @@ impl Core {
         let known = namespace.and_then(|namespace| self.know_of_taken(namespace));
         let mut take = Take { is_kept: vec![false; chunks.len()], keys: Vec::new(), left: 0 };
         let Some(fingerprint) = known.filter(|_| !self.is_draining()) else {
-            return TakeReply::Now(self.taken(take.is_kept));
+            return TakeReply::Now(self.taken(known.as_ref(), take.is_kept));
         };
         let mut wanted = Vec::new();
         for (position, &TakeChunk { chunk, rank_ppm }) in chunks.iter().enumerate() {
@@ -93,7 +93,7 @@ impl Core {
             }
         }
         if take.left == 0 {
-            return TakeReply::Now(self.taken(take.is_kept));
+            return TakeReply::Now(self.taken(Some(&fingerprint), take.is_kept));
         }
         self.takes.open.insert(number, take);
         let deadline = self.now + TAKE_WITHIN;
@@ -124,9 +124,9 @@ impl Core {
             take.left -= 1;
             self.store.end_recall(id);
             if take.left == 0
-                && let Some(Take { is_kept, .. }) = self.takes.open.remove(&number)
+                && let Some(Take { is_kept, keys, .. }) = self.takes.open.remove(&number)
             {
-                let taken = self.taken(is_kept);
+                let taken = self.taken(keys.first().map(|key| &key.fingerprint), is_kept);
                 self.effects.push_back(Effect::Taken { take: number, taken });
             }
         }
@@ -147,7 +147,7 @@ impl Core {
     fn has_room_for(&mut self, fingerprint: &Fingerprint, rank_ppm: u32, from: NodeNumber) -> bool {
         let now = self.now;
         self.takes.displaced.entry(from).and_modify(|(_, asked)| *asked = now);
-        let FreeRoom { chunks, bytes } = self.free_room();
+        let FreeRoom { chunks, bytes } = self.free_room(Some(fingerprint));
         if chunks > 0 && bytes >= self.store.chunk_bytes_by(fingerprint) {
             return true;
         }
@@ -168,18 +168,18 @@ impl Core {
         }
     }
 
-    fn taken(&mut self, is_kept: Vec<bool>) -> Taken {
+    fn taken(&mut self, fingerprint: Option<&Fingerprint>, is_kept: Vec<bool>) -> Taken {
         if self.is_draining() {
             return Taken { is_kept, ..Taken::default() };
         }
-        let FreeRoom { chunks: free_chunks, bytes: free_bytes } = self.free_room();
+        let FreeRoom { chunks: free_chunks, bytes: free_bytes } = self.free_room(fingerprint);
         Taken { is_kept, free_chunks, free_bytes, rank_limit_ppm: self.rank_limit_ppm() }
     }
 
     /// Free room, without the room that chunks on their way will take.
-    fn free_room(&self) -> FreeRoom {
+    fn free_room(&self, fingerprint: Option<&Fingerprint>) -> FreeRoom {
         let coming = self.takes.waiting.len() as u64;
-        let FreeRoom { chunks, bytes } = self.store.free_room();
+        let FreeRoom { chunks, bytes } = self.store.free_room(fingerprint);
         FreeRoom {
             chunks: chunks.saturating_sub(coming),
             bytes: bytes.saturating_sub(self.store.passing_bytes()),

@@ -12,7 +12,6 @@ use super::checksums::Checksums;
 use super::ids::{ChunkId, NamespaceId, OrderId, ProcessId, SessionId, Slot};
 use super::index::{Block, OnDisk, Stored};
 use super::journal::is_held;
-use super::room::facts;
 use super::sessions::ItemState;
 use super::{Refused, Store};
 use crate::store::ChangeKind;
@@ -263,7 +262,8 @@ impl Store {
                 bytes += if let Block::Writing(slot) = *block { self.slab.slot_bytes_of(slot) } else { 0 };
             }
         }
-        self.evict_ahead(new_chunks, bytes);
+        let tenant = namespace.tenant;
+        self.evict_ahead(tenant, new_chunks, bytes);
     }
 
     /// Makes the blocks of written chunks readable.
@@ -272,6 +272,7 @@ impl Store {
         let mut checksums = checksums.into_iter();
         let mut before = Vec::with_capacity(chunks.len());
         let mut ready = Vec::with_capacity(chunks.len());
+        let mut bytes = 0;
         for &id in chunks {
             let chunk = self.index.get_mut(id);
             before.push((is_held(chunk), chunk.is_cached()));
@@ -282,7 +283,7 @@ impl Store {
                     ready.push((id, number));
                     *block = Block::Ready(slot, checksums.next().unwrap_or_default());
                     chunk.ready += 1;
-                    self.cached_bytes += self.slab.slot_bytes_of(slot);
+                    bytes += self.slab.slot_bytes_of(slot);
                     if chunk.orphaned_leases > 0 {
                         // The slot shares the fate of the chunk's other blocks, which a vanished process may still read.
                         self.slab.quarantine(slot);
@@ -291,6 +292,7 @@ impl Store {
             }
             chunk.pools = namespace.readable(chunk);
         }
+        self.tenants.of_mut(namespace.tenant).cached_bytes += bytes;
         let mut numbers = Vec::new();
         ready.chunk_by(|a, b| a.0 == b.0).for_each(|blocks| {
             numbers.clear();
@@ -314,13 +316,10 @@ impl Store {
             }
             if !was_cached {
                 self.cached_chunks += 1;
-                self.policy.insert(id.number(), facts(chunk));
-                if !chunk.may_go() {
-                    self.policy.block(id.number());
-                }
+                self.enter_policy(id);
                 self.index.set_since(id, self.tenths);
             } else if chunk.may_go() {
-                self.policy.unblock(id.number());
+                self.unblock(id);
             }
             self.queue_disk_write(id);
         }

@@ -6,11 +6,11 @@
 use std::collections::VecDeque;
 
 use super::Store;
-use super::ids::ChunkId;
+use super::ids::{ChunkId, TenantId};
 use super::index::{Chunk, OnDisk};
 use crate::placement::{Saves, copy_goes_first};
 
-/// The copies of a store, the longest unused first.
+/// The copies of one tenant, the longest unused first.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     line: VecDeque<Copy>,
@@ -43,19 +43,20 @@ impl Store {
             // The holder's node decides whether the chunk is written to disk.
             chunk.disk = OnDisk::Elsewhere;
         }
-        self.copies.line.push_back(Copy { id, made_ms: now, used_ms: now });
-        if self.copies.line.len() > self.copies.clear_at {
-            let Self { copies: Copies { line, clear_at }, index, .. } = self;
+        let (tenant, index) = (self.owner_of(id), &self.index);
+        let Copies { line, clear_at } = &mut self.tenants.of_mut(tenant).copies;
+        line.push_back(Copy { id, made_ms: now, used_ms: now });
+        if line.len() > *clear_at {
             line.retain(|copy| index.known(copy.id).is_some_and(Chunk::is_copy));
             *clear_at = (2 * line.len()).max(LEAST_CLEARED);
         }
     }
 
-    /// Takes the copy that is to be evicted before any only copy, if there is such a copy.
-    pub(super) fn next_copy(&mut self) -> Option<ChunkId> {
+    /// Takes the copy of a tenant that is to be evicted before any only copy, if there is such a copy.
+    pub(super) fn next_copy(&mut self, tenant: TenantId) -> Option<ChunkId> {
         let (now, least, keeps_ms) = (self.age_ms(), self.pressure.least(self.age_ms()), self.keeps_ms());
-        for _ in 0..self.copies.line.len().min(MOST_LOOKED_AT) {
-            let copy = self.copies.line.pop_front()?;
+        for _ in 0..self.tenants.of(tenant).copies.line.len().min(MOST_LOOKED_AT) {
+            let copy = self.tenants.of_mut(tenant).copies.line.pop_front()?;
             let Some(chunk) = self.index.known(copy.id).filter(|chunk| chunk.is_copy()) else { continue };
             if now.saturating_sub(copy.made_ms) > keeps_ms {
                 self.index.get_mut(copy.id).set_copy(false);
@@ -68,10 +69,10 @@ impl Store {
                 if copy_goes_first(worth, least) {
                     return Some(copy.id);
                 }
-                self.copies.line.push_front(copy);
+                self.tenants.of_mut(tenant).copies.line.push_front(copy);
                 return None;
             }
-            self.copies.line.push_back(Copy { used_ms, ..copy });
+            self.tenants.of_mut(tenant).copies.line.push_back(Copy { used_ms, ..copy });
         }
         None
     }

@@ -16,7 +16,7 @@ use larder_protocol::{ChunkRef, Fingerprint};
 use super::Store;
 use super::gather::{FetchId, Source, Wanted};
 use super::hand_out::Named;
-use super::ids::{ChunkId, NamespaceId};
+use super::ids::{ChunkId, NamespaceId, TenantId};
 use super::index::{Chunk, OnDisk, Standing, Stored};
 use super::room::EvictionReason;
 use crate::Millis;
@@ -77,7 +77,7 @@ impl Store {
         &mut self.departing.neighbours
     }
 
-    /// The worth of the next victim, as other nodes are told: 0 while there is free room.
+    /// The worth of the next victim, as other nodes are told: 0 while all tenants have free room.
     #[must_use]
     pub fn least_worth(&self) -> Worth {
         self.least().unwrap_or(Worth::NOTHING)
@@ -89,10 +89,18 @@ impl Store {
         self.pressure.keeps_ms(self.age_ms()).unwrap_or(u64::MAX)
     }
 
-    /// The worth of the next victim here; `None` if there is free room, or nothing was evicted yet.
+    /// The worth of the next victim here; `None` if all tenants have free room, or nothing was evicted yet.
     #[must_use]
     pub fn least(&self) -> Option<Worth> {
-        if self.has_free_room() { None } else { self.pressure.least(self.age_ms()) }
+        let has_room = self.tenants.ids().all(|tenant| self.has_free_room(tenant));
+        if has_room { None } else { self.pressure.least(self.age_ms()) }
+    }
+
+    /// As [`Store::least`], for the tenant of a namespace.
+    #[must_use]
+    pub fn least_for(&self, fingerprint: &Fingerprint) -> Option<Worth> {
+        let has_room = self.tenant_of_namespace(fingerprint).is_some_and(|tenant| self.has_free_room(tenant));
+        if has_room { None } else { self.pressure.least(self.age_ms()) }
     }
 
     /// The worth of a copy of a chunk of a namespace that is read once in `every_ms`; `None` for a namespace that nobody
@@ -109,12 +117,12 @@ impl Store {
         self.limits.peers.as_ref().map(|peers| peers.placement).unwrap_or_default()
     }
 
-    /// Whether more chunks fit without an eviction.
-    #[must_use]
-    pub fn has_free_room(&self) -> bool {
+    /// Whether more chunks of a tenant fit without an eviction.
+    fn has_free_room(&self, tenant: TenantId) -> bool {
         let is_below = |used: u64, most: u64| used < most - most / FREE_SHARE;
+        let high = self.slab.reach(tenant, self.limits.high_watermark_bytes);
         self.limits.capacity_chunks.is_none_or(|most| is_below(self.cached_chunks, most))
-            && is_below(self.cached_bytes, self.limits.high_watermark_bytes)
+            && is_below(self.tenants.of(tenant).cached_bytes, high)
     }
 
     /// Tokens and bytes of a chunk of a namespace.
@@ -227,7 +235,10 @@ impl Store {
     pub fn take_in(&mut self, fingerprint: &Fingerprint, name: ChunkRef, worth: Worth) -> Option<Wanted> {
         let most = self.forwarding_bytes()?;
         let number = self.namespaces.of(fingerprint)?;
-        if self.index.find(number, &name.hash).is_some() || !pays_to_forward(worth, self.least_worth()) {
+        if self.index.find(number, &name.hash).is_some() {
+            return None;
+        }
+        if !pays_to_forward(worth, self.least_for(fingerprint).unwrap_or_default()) {
             return None;
         }
         let (tenant, bytes) = (self.namespaces.get(number).tenant, self.whole_chunk_bytes(number));

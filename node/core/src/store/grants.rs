@@ -147,7 +147,7 @@ impl Store {
             self.remember(id, EvictionRule::Moved);
             self.give_up_on_disk(id);
             self.uncount(id);
-            self.policy.remove(id.number(), Removal::Dropped);
+            self.tenants.remove(self.owner_of(id), id.number(), Removal::Dropped);
             self.forget(id);
             self.grants.given_up += 1;
         }

@@ -431,7 +431,8 @@ impl Store {
     /// Counts that a chunk is read.
     pub(super) fn count_use(&mut self, id: ChunkId) {
         if self.index.get(id).is_cached() {
-            self.policy.touch(id.number());
+            let (policy, number) = self.policy_of(id);
+            policy.touch(number);
         }
         let now = self.used_now();
         self.index.get_mut(id).count_read(now);

@@ -193,6 +193,7 @@ impl Store {
             .collect();
         self.limits.tenant_bytes = bytes.to_vec();
         self.slab.bound_tenants(&self.limits.most_extents());
+        self.tenants.are(bytes.len());
         for &tenant in &leaving {
             self.end_pins_of_tenant(tenant);
             self.namespaces.leave(tenant);
@@ -252,7 +253,7 @@ impl Store {
         if chunk.is_cached() {
             let bytes = self.readable_bytes(id);
             self.uncount(id);
-            self.policy.remove(id.number(), Removal::Dropped);
+            self.tenants.remove(self.owner_of(id), id.number(), Removal::Dropped);
             self.gathers.add_passing(self.tenant_of(id), bytes);
         }
         let chunk = self.index.get_mut(id);

@@ -4,9 +4,12 @@
 //! made before new chunks count as candidates, as published policies assume: otherwise `lfu` evicts a chunk right after its
 //! commit. The index forgets evicted chunks in batches: one by one, the cache misses of an eviction take 300 ns.
 
+use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use super::ids::{ChunkId, ChunkNumber, Slot};
+use smallvec::SmallVec;
+
+use super::ids::{ChunkId, ChunkNumber, Slot, TenantId};
 use super::index::{Chunk, OnDisk};
 use super::policy::{Facts, PolicyName, Removal, Verdict};
 use super::remembered::EvictionRule;
@@ -51,17 +54,23 @@ pub struct Evictions {
 impl Store {
     /// Sets the policy that chooses the chunk to go first; no cached chunk is lost.
     pub fn set_policy(&mut self, name: PolicyName) {
-        let mut policy = name.build(self.limits.recompute_doubles_at);
-        policy.is_now(self.age_ms());
-        for id in self.policy.order() {
-            let chunk = self.index.at(id);
-            policy.insert(id, facts(chunk));
-            if !chunk.may_go() {
-                policy.block(id);
+        for (_, order) in self.tenants.set_policy(name, self.limits.recompute_doubles_at) {
+            for number in order {
+                self.enter_policy(self.index.id(number));
             }
         }
-        self.policy = policy;
-        self.policy_name = name;
+    }
+
+    /// Tells the policy of a chunk that is cached from now on.
+    #[inline]
+    pub(super) fn enter_policy(&mut self, id: ChunkId) {
+        let tenant = self.owner_of(id);
+        let chunk = self.index.get(id);
+        self.tenants.insert(tenant, id.number(), facts(chunk));
+        if !chunk.may_go() {
+            let (policy, number) = self.tenants.policy(tenant, id.number());
+            policy.block(number);
+        }
     }
 
     /// Takes over the limits that can change while the store is in use: capacity, watermarks, the tenants' parts, cost, and the
@@ -88,7 +97,7 @@ impl Store {
         }
         self.slab.bound_tenants(&self.limits.most_extents());
         if before != new.recompute_doubles_at {
-            self.set_policy(self.policy_name);
+            self.set_policy(self.policy());
         }
         self.shrink_tenants();
         self.evict_above_watermark();
@@ -109,21 +118,69 @@ impl Store {
     /// Evicts until no more is cached than allowed, or no chunk may be evicted. It runs whenever a chunk was added or let go, so
     /// that a reservation seldom has to evict.
     pub(super) fn evict_above_watermark(&mut self) {
-        self.evict_ahead(0, 0);
+        for tenant in self.tenants.ids() {
+            self.evict_ahead(tenant, 0, 0);
+        }
     }
 
-    /// Evicts for chunks that are about to be cached.
-    pub(super) fn evict_ahead(&mut self, new_chunks: u64, new_bytes: u64) {
-        let StoreLimits { high_watermark_bytes, low_watermark_bytes, capacity_chunks, .. } = self.limits;
-        if self.cached_bytes + new_bytes > high_watermark_bytes {
-            let low = low_watermark_bytes.saturating_sub(new_bytes);
-            while self.cached_bytes > low && self.evict_next(EvictionReason::Watermark) {}
+    /// Evicts for chunks of a tenant that are about to be cached.
+    pub(super) fn evict_ahead(&mut self, tenant: TenantId, new_chunks: u64, new_bytes: u64) {
+        if self.is_above_watermark(tenant, new_bytes) {
+            self.evict_for(tenant, new_bytes);
         }
-        if let Some(capacity) = capacity_chunks {
+        if let Some(capacity) = self.limits.capacity_chunks {
             let most = capacity.saturating_sub(new_chunks);
-            while self.cached_chunks > most && self.evict_next(EvictionReason::Watermark) {}
+            while self.cached_chunks > most && self.evict_of_the_largest() {}
         }
         self.index.settle();
+    }
+
+    /// Whether a tenant has more cached than the high watermark allows. Each tenant has the watermarks of the whole arena, scaled
+    /// to the memory that the tenant can have beside the others.
+    #[inline]
+    fn is_above_watermark(&self, tenant: TenantId, new_bytes: u64) -> bool {
+        let high = self.slab.reach(tenant, self.limits.high_watermark_bytes);
+        self.tenants.of(tenant).cached_bytes + new_bytes > high
+    }
+
+    fn evict_for(&mut self, tenant: TenantId, new_bytes: u64) {
+        if self.tenants.has_several() {
+            self.evict_of_absent(tenant, new_bytes);
+        }
+        if !self.is_above_watermark(tenant, new_bytes) {
+            return;
+        }
+        let low = self.slab.reach(tenant, self.limits.low_watermark_bytes).saturating_sub(new_bytes);
+        while self.tenants.of(tenant).cached_bytes > low && self.evict_next(tenant, EvictionReason::Watermark)
+        {
+        }
+    }
+
+    /// Evicts for a tenant chunks of other tenants that have more, from extents that no living engine has mapped: these extents can
+    /// serve the tenant.
+    fn evict_of_absent(&mut self, tenant: TenantId, new_bytes: u64) {
+        let mut most = new_bytes + self.limits.extent_bytes;
+        for other in self.tenants.ids().filter(|&other| other != tenant) {
+            while most > 0
+                && self.slab.may_yield(other)
+                && self.tenants.of(other).cached_bytes > self.tenants.of(tenant).cached_bytes
+                && self.is_above_watermark(tenant, new_bytes)
+                && let Some(victim) = self.victim_left_by_all(other)
+            {
+                most = most.saturating_sub(self.readable_bytes(victim));
+                self.evict(victim, EvictionReason::Watermark);
+            }
+        }
+    }
+
+    /// Evicts a chunk of the tenant that has the most bytes cached, among the tenants with a chunk that may go.
+    fn evict_of_the_largest(&mut self) -> bool {
+        if !self.tenants.has_several() {
+            return self.evict_next(TenantId(0), EvictionReason::Watermark);
+        }
+        let mut tenants: SmallVec<[TenantId; 4]> = self.tenants.ids().collect();
+        tenants.sort_unstable_by_key(|&tenant| Reverse(self.tenants.of(tenant).cached_bytes));
+        tenants.into_iter().any(|tenant| self.evict_next(tenant, EvictionReason::Watermark))
     }
 
     /// Takes a free slot for a block of a chunk, or evicts chunks to free one.
@@ -162,8 +219,8 @@ impl Store {
             return;
         }
         match (could_go, chunk.may_go()) {
-            (true, false) => self.policy.block(id.number()),
-            (false, true) => self.policy.unblock(id.number()),
+            (true, false) => self.block(id),
+            (false, true) => self.unblock(id),
             _ => {}
         }
     }
@@ -198,7 +255,7 @@ impl Store {
             && self.index.get(parent).is_cached()
             && !self.index.get(parent).may_go()
         {
-            self.policy.block(parent.number());
+            self.block(parent);
         }
     }
 
@@ -212,27 +269,53 @@ impl Store {
         if let Some(parent) = self.index.parent(id) {
             let parent_chunk = self.index.get(parent);
             if parent_chunk.is_cached() && parent_chunk.may_go() {
-                self.policy.unblock(parent.number());
+                self.unblock(parent);
             }
         }
     }
 
-    fn evict_next(&mut self, reason: EvictionReason) -> bool {
-        if let Some(copy) = self.next_copy() {
+    #[inline]
+    fn block(&mut self, id: ChunkId) {
+        let (policy, number) = self.policy_of(id);
+        policy.block(number);
+    }
+
+    #[inline]
+    pub(super) fn unblock(&mut self, id: ChunkId) {
+        let (policy, number) = self.policy_of(id);
+        policy.unblock(number);
+    }
+
+    fn evict_next(&mut self, tenant: TenantId, reason: EvictionReason) -> bool {
+        if let Some(copy) = self.next_copy(tenant) {
             self.evict(copy, reason);
             return true;
         }
-        let victim = self.next_victim();
+        let victim = self.next_victim(tenant);
         victim.map(|victim| self.evict(self.index.id(victim), reason)).is_some()
     }
 
-    /// The policy's next victim. If another node has read it, a later victim that no other node has read may be evicted before
-    /// it.
-    fn next_victim(&mut self) -> Option<ChunkNumber> {
+    /// A tenant's next victim that lies only in extents that no living engine has mapped.
+    fn victim_left_by_all(&mut self, tenant: TenantId) -> Option<ChunkId> {
+        let (index, sessions) = (&self.index, &self.sessions);
+        let mut looked_at = 0;
+        let victim = self.tenants.victim(tenant, &mut |number| {
+            if index.at(number).slots().all(|slot| sessions.left_by_all(slot.extent)) {
+                return Verdict::Take;
+            }
+            looked_at += 1;
+            if looked_at < MOST_LOOKED_AT { Verdict::Skip } else { Verdict::Stop }
+        });
+        victim.map(|number| index.id(number))
+    }
+
+    /// The next victim of the tenant's policy. If another node has read it, a later victim that no other node has read may be
+    /// evicted before it.
+    fn next_victim(&mut self, tenant: TenantId) -> Option<ChunkNumber> {
         let (index, now) = (&self.index, self.used_now());
         let mut first_read = None;
         let mut looked_at = 0;
-        let victim = self.policy.victim(&mut |number| {
+        let victim = self.tenants.victim(tenant, &mut |number| {
             let chunk = index.at(number);
             let idle = now.wrapping_sub(chunk.used);
             if !chunk.was_read_elsewhere() && first_read.is_none_or(|(_, read)| goes_before_read(idle, read))
@@ -262,7 +345,7 @@ impl Store {
             self.remember(id, reason.rule());
         }
         let why = if reason == EvictionReason::Clearing { Removal::Dropped } else { Removal::Evicted };
-        self.policy.remove(id.number(), why);
+        self.tenants.remove(self.owner_of(id), id.number(), why);
         if reason == EvictionReason::Watermark && (self.demote(id) || self.forward(id, idle_ms)) {
             return;
         }
@@ -288,7 +371,8 @@ impl Store {
     /// Notes that a chunk is no longer cached.
     pub(super) fn uncount(&mut self, id: ChunkId) {
         self.cached_chunks -= 1;
-        self.cached_bytes -= self.readable_bytes(id);
+        let bytes = self.readable_bytes(id);
+        self.tenants.of_mut(self.owner_of(id)).cached_bytes -= bytes;
     }
 
     /// Bytes of the slots of a chunk's readable blocks.
@@ -305,7 +389,7 @@ impl Store {
     fn victim_of(&mut self, class: ClassId) -> Option<ChunkId> {
         let mut skipped = 0;
         let (index, namespaces) = (&self.index, &self.namespaces);
-        let victim = self.policy.victim(&mut |number| {
+        let victim = self.tenants.victim(self.slab.tenant_of(class), &mut |number| {
             let pools = &namespaces.get(index.at(number).namespace).pools;
             if pools.iter().any(|pool| pool.class == class) {
                 return Verdict::Take;

@@ -26,6 +26,8 @@ pub(crate) struct Slab {
     tenants: Vec<TenantExtents>,
     /// Tenants that may have extents.
     served: usize,
+    /// Extents that the tenants hold or that are kept for them.
+    spoken_for: u32,
     renewals: Vec<u32>,
     used_bytes: u64,
     quarantined_bytes: u64,
@@ -79,10 +81,12 @@ struct Assigned {
     open_position: Option<usize>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct TenantExtents {
     held: u32,
     most: u32,
+    /// Bytes at the ends of its extents, where no slot fits.
+    rests: u64,
 }
 
 /// How the arena's bytes are spent.
@@ -101,18 +105,21 @@ pub struct Bytes {
 impl Slab {
     /// A slab of `extents` extents. `most_extents` bounds the extents of each tenant.
     pub(crate) fn new(extents: u32, extent_bytes: u64, most_extents: &[u32]) -> Self {
-        Self {
+        let mut slab = Self {
             extent_bytes,
             extents: (0..extents).map(|_| Extent::default()).collect(),
             classes: Vec::new(),
             class_numbers: HashMap::new(),
-            tenants: most_extents.iter().map(|&most| TenantExtents { held: 0, most }).collect(),
-            served: most_extents.iter().filter(|&&most| most > 0).count(),
+            tenants: Vec::new(),
+            served: 0,
+            spoken_for: 0,
             renewals: Vec::new(),
             used_bytes: 0,
             quarantined_bytes: 0,
             free_bytes: u64::from(extents) * extent_bytes,
-        }
+        };
+        slab.bound_tenants(most_extents);
+        slab
     }
 
     /// The class of a tenant's blocks of this size; `None` if such a block is larger than an extent.
@@ -237,7 +244,7 @@ impl Slab {
         class: ClassId,
         left_by_all: impl Fn(u32) -> bool,
     ) -> Vec<Vec<ChunkNumber>> {
-        let tenant = self.classes[class.0 as usize].tenant;
+        let tenant = self.tenant_of(class);
         let may_grow = self.may_grow(tenant);
         let bound = self.bound(&left_by_all);
         let mut found: Vec<(u32, u32)> = Vec::new();
@@ -266,7 +273,7 @@ impl Slab {
     }
 
     fn open_extent(&mut self, class: ClassId, left_by_all: impl Fn(u32) -> bool) -> Option<()> {
-        let tenant = self.classes[class.0 as usize].tenant;
+        let tenant = self.tenant_of(class);
         if !self.may_grow(tenant) {
             return None;
         }
@@ -312,11 +319,36 @@ impl Slab {
     /// Sets new bounds for the extents of each tenant, new tenants included. A tenant that has more keeps its extents until they
     /// are cleared.
     pub(crate) fn bound_tenants(&mut self, most_extents: &[u32]) {
-        self.tenants.resize(most_extents.len().max(self.tenants.len()), TenantExtents { held: 0, most: 0 });
+        self.tenants.resize(most_extents.len().max(self.tenants.len()), TenantExtents::default());
         for (tenant, &most) in self.tenants.iter_mut().zip(most_extents) {
             tenant.most = most;
         }
         self.served = self.tenants.iter().filter(|tenant| tenant.most > 0).count();
+        self.count_spoken_for();
+    }
+
+    /// The part of `bytes`, a number of bytes of the whole arena, that falls to a tenant: it can fill the extents that it holds and
+    /// those that it may still take, up to the rests at their ends.
+    pub(crate) fn reach(&self, tenant: TenantId, bytes: u64) -> u64 {
+        let TenantExtents { held, most, rests } = self.tenants[usize::from(tenant.0)];
+        let all = self.extents.len() as u32;
+        let others = self.spoken_for - held.max(self.part(tenant));
+        let extents = most.min(all.saturating_sub(others)).max(held);
+        if extents == all {
+            return bytes.saturating_sub(rests);
+        }
+        let part = u128::from(bytes) * u128::from(extents) / u128::from(all);
+        u64::try_from(part).unwrap_or(u64::MAX).saturating_sub(rests)
+    }
+
+    /// Whether a tenant holds more extents than are kept for it.
+    pub(crate) fn may_yield(&self, tenant: TenantId) -> bool {
+        self.tenants[usize::from(tenant.0)].held > self.part(tenant)
+    }
+
+    /// The tenant of a class.
+    pub(crate) fn tenant_of(&self, class: ClassId) -> TenantId {
+        self.classes[class.0 as usize].tenant
     }
 
     /// The tenants that hold more than they may.
@@ -377,16 +409,30 @@ impl Slab {
     }
 
     fn may_grow(&self, tenant: TenantId) -> bool {
-        let TenantExtents { held, most } = self.tenants[usize::from(tenant.0)];
+        let TenantExtents { held, most, .. } = self.tenants[usize::from(tenant.0)];
         held < most
     }
 
     fn hold(&mut self, tenant: TenantId, extent: u32) {
         self.tenants[usize::from(tenant.0)].held += 1;
         self.extents[extent as usize].last_tenant = Some(tenant);
+        self.count_spoken_for();
+    }
+
+    fn count_spoken_for(&mut self) {
+        let all = (0..).map(TenantId).zip(&self.tenants);
+        self.spoken_for = all.map(|(id, tenant)| tenant.held.max(self.part(id))).sum();
+    }
+
+    /// Bytes at the end of an extent of this class, where no slot fits.
+    fn rest(&self, class: ClassId) -> u64 {
+        let Class { slot_bytes, slots_per_extent, .. } = self.classes[class.0 as usize];
+        self.extent_bytes - slot_bytes * u64::from(slots_per_extent)
     }
 
     fn assign(&mut self, extent: u32, class: ClassId) {
+        let (tenant, rest) = (self.tenant_of(class), self.rest(class));
+        self.tenants[usize::from(tenant.0)].rests += rest;
         let open = &mut self.classes[class.0 as usize].open;
         let open_position = Some(open.len());
         open.push(extent);
@@ -422,9 +468,12 @@ impl Slab {
             return;
         }
         self.close_extent(extent);
-        let tenant = self.classes[class.0 as usize].tenant;
-        self.tenants[usize::from(tenant.0)].held -= 1;
+        let (tenant, rest) = (self.tenant_of(class), self.rest(class));
+        let tenant = &mut self.tenants[usize::from(tenant.0)];
+        tenant.held -= 1;
+        tenant.rests -= rest;
         self.extents[extent as usize].state = ExtentUse::Unassigned;
+        self.count_spoken_for();
     }
 
     /// Takes an extent out of the open extents of its class.
@@ -496,6 +545,15 @@ impl Slab {
         assert_eq!(bytes.free + bytes.used + bytes.quarantined, bytes.total);
         let kept: Vec<u32> = self.tenants.iter().map(|tenant| tenant.held).collect();
         assert_eq!(held, kept);
+        let mut rests = vec![0; self.tenants.len()];
+        for (extent, state) in (0_u32..).zip(&self.extents) {
+            if matches!(state.state, ExtentUse::Assigned(_)) {
+                let class = self.assigned(extent).class;
+                rests[usize::from(self.tenant_of(class).0)] += self.rest(class);
+            }
+        }
+        let kept: Vec<u64> = self.tenants.iter().map(|tenant| tenant.rests).collect();
+        assert_eq!(rests, kept);
     }
 }
 

@@ -20,6 +20,7 @@ mod pool_histories;
 mod pool_tiers;
 mod pools;
 mod purge;
+mod tenants;
 mod verify;
 
 use std::num::NonZeroU32;
@@ -154,12 +155,12 @@ impl Store {
         self.slab.assert_consistent();
         let bytes = self.slab.bytes();
         assert_eq!(bytes.free + bytes.used + bytes.quarantined, bytes.total);
-        let order = self.policy.order();
-        assert_eq!(order.len() as u64, self.cached_chunks, "the policy knows exactly the cached chunks");
+        self.assert_policies_know_what_is_cached();
+        let order: Vec<_> = self.tenants.ids().flat_map(|tenant| self.tenants.order(tenant)).collect();
         let cached = order.iter().map(|&number| self.index.at(number));
         assert!(cached.clone().all(super::index::Chunk::is_cached));
         let ready: u64 = cached.map(|chunk| u64::from(chunk.ready)).sum();
-        assert_eq!(ready * BLOCK, self.cached_bytes);
+        assert_eq!(ready * BLOCK, self.tenants.cached_bytes());
         for (_, _, chunk) in self.index.iter_from(0) {
             assert_eq!(chunk.pools, self.namespaces.get(chunk.namespace).readable(chunk));
         }
@@ -170,9 +171,23 @@ impl Store {
         assert_eq!(slots.len(), count, "no two blocks share a slot");
     }
 
+    fn assert_policies_know_what_is_cached(&self) {
+        let mut known = 0;
+        for tenant in self.tenants.ids() {
+            let order = self.tenants.order(tenant);
+            let ids = || order.iter().map(|&number| self.index.id(number));
+            assert!(ids().all(|id| self.index.get(id).is_cached() && self.tenant_of(id) == tenant));
+            let bytes: u64 = ids().map(|id| self.readable_bytes(id)).sum();
+            assert_eq!(bytes, self.tenants.of(tenant).cached_bytes);
+            known += order.len() as u64;
+        }
+        assert_eq!(known, self.cached_chunks, "the policies know exactly the cached chunks");
+    }
+
     /// Asserts that each chunk's index is one more than its parent's, and that each chunk's name can be told.
     pub(crate) fn assert_tree_is_whole(&self) {
         self.slab.assert_consistent();
+        self.assert_policies_know_what_is_cached();
         for (_, id, chunk) in self.index.iter_from(0) {
             let name = self.index.name(id);
             assert_eq!((name.hash, name.index), (chunk.hash, chunk.index));

@@ -84,7 +84,7 @@ impl Store {
         Usage {
             bytes: self.slab.bytes(),
             cached_chunks: self.cached_chunks,
-            cached_bytes: self.cached_bytes,
+            cached_bytes: self.tenants.cached_bytes(),
             passing_bytes: self.gathers.passing_bytes(),
             fetches: self.gathers.fetches(),
             grants: self.grants.len(),

@@ -11,7 +11,6 @@ use crate::store::ids::{ChunkId, NamespaceId};
 use crate::store::index::{Block, Standing};
 use crate::store::journal::is_held;
 use crate::store::object::Objects;
-use crate::store::room::facts;
 use crate::store::{Checksums, Store};
 
 /// A chunk that is being fetched.
@@ -110,21 +109,18 @@ impl Store {
         }
         let was_held = is_held(chunk);
         let bytes = self.readable_bytes(id);
-        self.evict_ahead(1, bytes);
-        self.gathers.take_passing(self.tenant_of(id), bytes);
+        let tenant = self.tenant_of(id);
+        self.evict_ahead(tenant, 1, bytes);
+        self.gathers.take_passing(tenant, bytes);
         self.cached_chunks += 1;
-        self.cached_bytes += bytes;
+        self.tenants.of_mut(tenant).cached_bytes += bytes;
         let used = self.used_now();
         let chunk = self.index.get_mut(id);
         chunk.standing = Standing::Kept;
         chunk.used = used;
         self.index.set_since(id, self.tenths);
         self.occupy(id);
-        let chunk = self.index.get(id);
-        self.policy.insert(id.number(), facts(chunk));
-        if !chunk.may_go() {
-            self.policy.block(id.number());
-        }
+        self.enter_policy(id);
         self.tell(id, was_held, kind);
     }
 

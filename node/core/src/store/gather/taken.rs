@@ -53,10 +53,19 @@ pub struct FreeRoom {
 }
 
 impl Store {
-    /// All cached chunks, in the reverse of the order in which the policy would evict them.
+    /// All cached chunks, in the reverse of the order in which the policy would evict them. The chunks of several tenants are
+    /// mixed, so that each tenant's are spread over the whole.
     #[must_use]
     pub fn by_worth(&self) -> Vec<ChunkId> {
-        self.policy.order().into_iter().rev().map(|number| self.index.id(number)).collect()
+        let mut all = Vec::with_capacity(self.cached_chunks as usize);
+        for tenant in self.tenants.ids() {
+            let order = self.tenants.order(tenant);
+            let count = order.len() as u64;
+            let ranked = order.into_iter().rev().zip(0..);
+            all.extend(ranked.map(|(chunk, rank)| (rank * self.cached_chunks / count, chunk)));
+        }
+        all.sort_by_key(|&(rank, _)| rank);
+        all.into_iter().map(|(_, number)| self.index.id(number)).collect()
     }
 
     /// How a cached chunk is to be treated when the node leaves; `keeps_disk`: the node's disk will be read again.
@@ -81,13 +90,21 @@ impl Store {
         Some((namespace.tenant_name(), &namespace.spec))
     }
 
-    /// Room for more chunks before a chunk has to be evicted.
+    /// Room for more chunks of a namespace before a chunk has to be evicted; without a namespace, the room of the tenant that has
+    /// the most.
     #[must_use]
-    pub fn free_room(&self) -> FreeRoom {
+    pub fn free_room(&self, fingerprint: Option<&Fingerprint>) -> FreeRoom {
         let limits = &self.limits;
+        let free = |tenant| {
+            let high = self.slab.reach(tenant, limits.high_watermark_bytes);
+            high.saturating_sub(self.tenants.of(tenant).cached_bytes)
+        };
         FreeRoom {
             chunks: limits.capacity_chunks.map_or(u64::MAX, |most| most.saturating_sub(self.cached_chunks)),
-            bytes: limits.high_watermark_bytes.saturating_sub(self.cached_bytes),
+            bytes: match fingerprint {
+                Some(fingerprint) => self.tenant_of_namespace(fingerprint).map_or(0, free),
+                None => self.tenants.ids().map(free).max().unwrap_or(0),
+            },
         }
     }
 

@@ -181,7 +181,7 @@ impl World {
             let hash = self.f.store.index.at(number).hash.0;
             String::from_utf8_lossy(&hash).trim_end_matches('\0').to_owned()
         };
-        self.f.store.policy.order().iter().map(word).collect()
+        self.f.store.tenants.order(TenantId(0)).iter().map(word).collect()
     }
 
     /// Tells the model which words the store still has.

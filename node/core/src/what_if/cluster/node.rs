@@ -180,7 +180,7 @@ impl Node {
                 let every_ms = gap_ms.unwrap_or_else(|| self.store.keeps_ms());
                 let every_ms = every_ms / self.store.neighbours().transfer_weight(holder.node);
                 let copy = self.store.worth_of_copy(&self.fingerprint, every_ms);
-                place_by_worth(copy, self.store.least())
+                place_by_worth(copy, self.store.least_for(&self.fingerprint))
             }
         };
         let is_copy = self.store.placement() == PlacementRule::Worth && placement == Placement::Replicate;

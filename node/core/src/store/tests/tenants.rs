@@ -1,0 +1,168 @@
+//! Tests of several tenants in one arena.
+
+use super::super::{DiskStoreLimits, WritePolicy};
+use super::*;
+
+const SLOTS: u64 = 400;
+
+/// Limits of 400 slots with watermarks at 95 % and 90 %.
+fn with_watermarks(policy: PolicyName) -> StoreLimits {
+    StoreLimits {
+        policy,
+        capacity_chunks: None,
+        high_watermark_bytes: SLOTS * BLOCK / 100 * 95,
+        low_watermark_bytes: SLOTS * BLOCK / 100 * 90,
+        ..limits(SLOTS as u32, 0)
+    }
+}
+
+/// The prompt of one chunk with this number, in a session's namespace of `spec`.
+fn prompt(f: &mut Fixture, session: SessionId, spec: &NamespaceSpec, number: u32) -> (u32, Chain) {
+    let tenant = usize::from(f.store.tenant(session).unwrap().0);
+    let bytes = [spec.pools[0].block_bytes()];
+    let registered = f.store.register(session, ["a", "b"][tenant], spec, &[0], &bytes).unwrap();
+    let mut hash = [0; 32];
+    hash[..4].copy_from_slice(&number.to_le_bytes());
+    (registered.namespace, Chain::from_root(registered.root, vec![ChunkHash(hash)]))
+}
+
+/// Puts a prompt of one chunk; says whether there was room.
+fn put_one(f: &mut Fixture, session: SessionId, spec: &NamespaceSpec, number: u32) -> bool {
+    let (namespace, chain) = prompt(f, session, spec, number);
+    let reserved = f.store.reserve(session, namespace, &chain, 0, NOW);
+    for extent in f.store.take_renewals() {
+        f.store.extent_renewed(extent);
+    }
+    let Ok(reserved) = reserved else { return false };
+    if reserved.chunks.is_empty() {
+        return true;
+    }
+    let order = f.store.begin_commit(session, reserved.reservation, &[0], &[0]).unwrap();
+    assert_eq!(f.store.finish_commit(order.order, Some(sums(&order))), 1);
+    true
+}
+
+/// Puts as many prompts; returns the number of those for which there was no room.
+fn put_many(f: &mut Fixture, session: SessionId, numbers: std::ops::Range<u32>) -> usize {
+    numbers.filter(|&number| !put_one(f, session, &spec(), number)).count()
+}
+
+/// The number of a session's prompts that are cached.
+fn cached(f: &mut Fixture, session: SessionId, numbers: std::ops::Range<u32>) -> usize {
+    let is_cached = |number: &u32| {
+        let (namespace, chain) = prompt(f, session, &spec(), *number);
+        let hash = chain.hashes[0];
+        f.store.checksums(namespace, &hash).is_some()
+    };
+    numbers.filter(is_cached).count()
+}
+
+#[test]
+fn an_idle_tenants_older_chunks_neither_go_for_a_busy_tenant_nor_keep_it_from_its_room() {
+    for policy in PolicyName::ALL {
+        let mut f = Fixture::new(with_watermarks(policy));
+        let idle = f.join(1, 1);
+        assert_eq!(put_many(&mut f, idle, 0..90), 0);
+        let busy = f.session;
+        assert_eq!(put_many(&mut f, busy, 0..1_000), 0, "{policy}");
+        f.store.assert_consistent();
+        assert_eq!(cached(&mut f, idle, 0..90), 90, "{policy}");
+        // A quarter of the arena is kept for the other tenant.
+        let of_busy = cached(&mut f, busy, 0..1_000);
+        assert!((270..=285).contains(&of_busy), "{policy}: {of_busy} of the 300 that it can have");
+        let evictions = f.store.evictions;
+        assert_eq!((evictions.need, evictions.clearing), (0, 0), "{policy}: room is made ahead of need");
+    }
+}
+
+#[test]
+fn a_busy_tenants_chunks_are_written_to_disk_before_they_go() {
+    let disk = DiskStoreLimits {
+        write: WritePolicy::WriteBack,
+        write_after_uses: 2,
+        max_waiting_bytes: 64 * BLOCK,
+        max_reading_bytes: 4 * BLOCK,
+    };
+    let mut f = Fixture::new(StoreLimits { disk: Some(disk), ..with_watermarks(PolicyName::Lru) });
+    let (busy, _idle) = (f.session, f.join(1, 1));
+    let mut written = 0;
+    for number in 0..600 {
+        assert_eq!(put_many(&mut f, busy, number..number + 1), 0);
+        written += f.write_all().len();
+    }
+    let evicted = f.store.evictions.watermark as usize;
+    assert_eq!((written, f.store.evictions.need), (evicted, 0));
+    assert!(written >= 300, "{written}");
+}
+
+#[test]
+fn blocks_that_leave_a_rest_in_each_extent_are_evicted_ahead_of_need() {
+    // Three of an extent's four slots hold one block: a quarter of the arena can hold nothing.
+    let mut spec = spec();
+    spec.pools[0] = PoolSpec { layers: 1, layer_bytes: 3 * BLOCK, ..spec.pools[0].clone() };
+    let mut f = Fixture::with_spec(with_watermarks(PolicyName::Lru), &spec);
+    let session = f.session;
+    assert!((0..300).all(|number| put_one(&mut f, session, &spec, number)));
+    assert_eq!((f.store.evictions.need, f.store.evictions.clearing), (0, 0));
+    assert!(f.store.evictions.watermark >= 200);
+}
+
+#[test]
+fn a_tenant_whose_engines_are_gone_yields_what_it_has_beyond_the_others() {
+    for policy in [PolicyName::Lru, PolicyName::Adaptive] {
+        let mut f = Fixture::new(with_watermarks(policy));
+        let gone = f.join(1, 1);
+        assert_eq!(put_many(&mut f, gone, 0..300), 0);
+        for number in 0..300 {
+            let (namespace, chain) = prompt(&mut f, gone, &spec(), number);
+            let leased = f.store.lease(gone, namespace, &chain).unwrap();
+            _ = f.store.release(gone, leased.lease);
+        }
+        let busy = f.session;
+        put_many(&mut f, busy, 0..300);
+        assert!(cached(&mut f, busy, 0..300) <= 120, "{policy}: the other's engine has mapped the rest");
+        f.store.close_session(gone);
+        f.store.process_gone(ProcessId(1));
+        put_many(&mut f, busy, 300..1_300);
+        f.store.assert_consistent();
+        let of_busy = cached(&mut f, busy, 300..1_300);
+        assert!((170..=210).contains(&of_busy), "{policy}: {of_busy}, about half");
+        let again = f.join(1, 2);
+        let of_gone = cached(&mut f, again, 0..300);
+        assert!((150..=210).contains(&of_gone), "{policy}: {of_gone}, about half");
+    }
+}
+
+#[test]
+fn a_second_tenant_comes_and_the_policy_changes_meanwhile() {
+    let mut f =
+        Fixture::new(StoreLimits { tenant_bytes: vec![u64::MAX], ..with_watermarks(PolicyName::Fifo) });
+    let first = f.session;
+    assert_eq!(put_many(&mut f, first, 0..700), 0);
+    let before = f.store.tenants.order(TenantId(0));
+    f.store.tenants_are(&[u64::MAX, u64::MAX], false);
+    f.store.assert_consistent();
+    let after = f.store.tenants.order(TenantId(0));
+    assert_eq!(after, before[before.len() - after.len()..], "the oldest went, the order stays");
+    let second = f.join(1, 1);
+    for policy in PolicyName::ALL {
+        f.store.set_policy(policy);
+        f.store.assert_consistent();
+        put_many(&mut f, first, 1_000..1_100);
+        put_many(&mut f, second, 0..120);
+        f.store.assert_consistent();
+    }
+    assert!(cached(&mut f, second, 0..120) >= 80, "it has at least its part");
+}
+
+#[test]
+fn the_capacity_in_chunks_takes_from_the_tenant_that_has_the_most() {
+    let mut f = Fixture::new(limits(400, 100));
+    let (first, second) = (f.session, f.join(1, 1));
+    assert_eq!(put_many(&mut f, first, 0..100), 0);
+    assert_eq!(put_many(&mut f, second, 0..30), 0);
+    assert_eq!((cached(&mut f, first, 0..100), cached(&mut f, second, 0..30)), (70, 30));
+    assert_eq!(put_many(&mut f, second, 30..200), 0);
+    let of_first = cached(&mut f, first, 0..100);
+    assert!((49..=50).contains(&of_first) && cached(&mut f, second, 0..200) == 100 - of_first);
+}
