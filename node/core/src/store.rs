@@ -406,7 +406,7 @@ impl Store {
     /// The most namespaces that each tenant may have in use at a time.
     fn most_namespaces(&self) -> usize {
         let served = self.limits.tenant_bytes.iter().filter(|&&bytes| bytes > 0);
-        MAX_NAMESPACES / served.count().max(1)
+        (MAX_NAMESPACES / served.count().max(1)).max(1)
     }
 
     /// The tenant of a namespace; `None` for a namespace that nobody registered.

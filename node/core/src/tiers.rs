@@ -19,7 +19,7 @@ use crate::Core;
 use crate::effect::Effect;
 use crate::event::{Below, ReadAnswer, ReadId};
 use crate::loading::Meter;
-use crate::store::ids::ChunkKey;
+use crate::store::ids::{ChunkKey, TenantId};
 use crate::store::{Came, ChangeKind, Checksums, FetchId};
 use presence::Fact;
 use reads::ReadLine;
@@ -37,6 +37,7 @@ pub(crate) struct Reads {
 #[derive(Debug)]
 pub(crate) struct Read {
     tier: Below,
+    tenant: TenantId,
     chunk: FetchId,
     key: ChunkKey,
     bytes: u64,
@@ -57,9 +58,11 @@ impl Core {
     /// read.
     pub(crate) fn read_from(&mut self, tier: Below, chunks: Vec<FetchId>) {
         for id in chunks {
-            let class = self.bring.fetches.get(&id).map_or(Class::Decode, |fetch| fetch.class);
+            let fetch = self.bring.fetches.get(&id);
+            let class = fetch.map_or(Class::Decode, |fetch| fetch.class);
+            let tenant = fetch.and_then(|fetch| self.store.tenant_of_namespace(&fetch.fingerprint));
             match (self.bring.reads_of(tier), tier) {
-                (Some(reads), _) => reads.line.wait(id, class, self.now),
+                (Some(reads), _) => reads.line.wait(tenant.unwrap_or_default(), id, class, self.now),
                 (None, Below::Disk) => self.missed_on_disk(id),
                 (None, Below::Object) => self.did_not_come(id),
             }
@@ -77,10 +80,11 @@ impl Core {
             let Some(fetch) = self.bring.fetches.get_mut(&chunk) else { continue };
             fetch.is_object_asked |= tier == Below::Object;
             let (bytes, key) = (fetch.bytes(), fetch.key());
+            let tenant = self.store.tenant_of_namespace(&key.fingerprint).unwrap_or_default();
             let read = ReadId(self.bring.next_number());
-            self.bring.reads.insert(read, Read { tier, chunk, key, bytes });
+            self.bring.reads.insert(read, Read { tier, tenant, chunk, key, bytes });
             if let Some(reads) = self.bring.reads_of(tier) {
-                reads.line.began(bytes);
+                reads.line.began(tenant, bytes);
                 reads.meter.ordered(bytes, now);
             }
             self.effects.push_back(Effect::Read { read, tier, chunk });
@@ -99,10 +103,10 @@ impl Core {
 
     /// Takes a tier's answer.
     pub(crate) fn read_ended(&mut self, read: ReadId, answer: ReadAnswer) {
-        let Some(Read { tier, chunk, key, bytes }) = self.bring.reads.remove(&read) else { return };
+        let Some(Read { tier, tenant, chunk, key, bytes }) = self.bring.reads.remove(&read) else { return };
         let (now, is_here) = (self.now, matches!(answer, ReadAnswer::Here { .. }));
         if let Some(reads) = self.bring.reads_of(tier) {
-            reads.line.ended(bytes);
+            reads.line.ended(tenant, bytes);
             match is_here {
                 true => reads.meter.delivered(bytes, now),
                 false => reads.meter.gave_up(bytes),
@@ -128,7 +132,7 @@ impl Core {
             }
             (ReadAnswer::Busy, Below::Disk) => {
                 if let Some(reads) = self.bring.reads_of(tier) {
-                    reads.line.put_off(chunk);
+                    reads.line.put_off(tenant, chunk);
                 }
                 return;
             }

@@ -19,7 +19,7 @@
 //! **Attempts.** A reservation may carry an attempt's number. A later attempt ends the earlier attempts at the same chunks, so a
 //! writer that was given up can neither hand over nor commit. A reader names the first attempt from which it wants layers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use larder_protocol::chain::Links;
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
@@ -64,8 +64,8 @@ pub(super) struct Follows {
     told: Vec<FollowNews>,
     /// Chunks, as (follow, position), for which the follow's own writer's node is to be asked: another follow's fetch failed.
     again: BTreeSet<(u64, usize)>,
-    /// Chunks that peers follow.
-    peer_chunks: u64,
+    /// Chunks that peers follow, by namespace.
+    peer_chunks: HashMap<Fingerprint, u64>,
     /// Chunks that were followed and did not come.
     lost: u64,
 }
@@ -511,6 +511,6 @@ impl Store {
         assert!(again.is_empty(), "{again:?}");
         assert!(open.is_empty() && layers.is_empty() && attempts.is_empty(), "{:?}", self.follows);
         assert!(holders.is_empty() && awaited.is_empty() && limbo.is_empty(), "{:?}", self.follows);
-        assert_eq!(*peer_chunks, 0);
+        assert!(peer_chunks.is_empty(), "{peer_chunks:?}");
     }
 }

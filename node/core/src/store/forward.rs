@@ -2,8 +2,8 @@
 //!
 //! An evicted chunk that is worth its transfer leaves the cache at once. It keeps its slots for a moment ([`Standing::Leaving`])
 //! while it is offered to the other node. That node fetches it like any other chunk, and reports it as [moved](Store::give_up)
-//! afterwards. No commit and no lease waits for this. The slots are a bounded part of staging; a request that needs a slot or
-//! staging takes them back ([`Store::drop_departing`]). If the offer is refused or lost, the chunk is gone, and its next lookup
+//! afterwards. No commit and no lease waits for this. The slots are bounded; a request of the same tenant that needs a
+//! slot takes them back ([`Store::drop_departing`]). If the offer is refused or lost, the chunk is gone, and its next lookup
 //! is a miss.
 //!
 //! A chunk is forwarded once: until it is used at its new node, it is not forwarded again.
@@ -17,8 +17,9 @@ use super::Store;
 use super::gather::{FetchId, Source, Wanted};
 use super::hand_out::Named;
 use super::ids::{ChunkId, NamespaceId, TenantId};
-use super::index::{Chunk, OnDisk, Standing, Stored};
+use super::index::{Account, Chunk, OnDisk, Standing, Stored};
 use super::room::EvictionReason;
+use super::shares::Shares;
 use crate::Millis;
 use crate::placement::{Neighbours, PlacementRule, Saves, Stake, Worth, pays_to_forward};
 
@@ -28,7 +29,7 @@ pub(super) struct Departing {
     neighbours: Neighbours,
     /// Claimed chunks, the oldest first.
     line: VecDeque<Leaving>,
-    bytes: u64,
+    bytes: Shares,
     counts: Forwards,
 }
 
@@ -37,6 +38,7 @@ struct Leaving {
     named: Named,
     to: NodeNumber,
     worth: Worth,
+    tenant: TenantId,
     bytes: u64,
     /// The number of the offer that includes the chunk.
     offer: Option<u64>,
@@ -146,18 +148,17 @@ impl Store {
         let worth = self.stake(chunk.namespace).worth(Saves::Prefill, idle_ms).min(least);
         let (bytes, tenant) = (self.readable_bytes(id), self.tenant_of(id));
         if !pays_to_forward(worth, there)
-            || self.departing.bytes + bytes > most
-            || !self.gathers.may_pass(tenant, bytes, most, &self.limits.tenant_bytes)
+            || !self.departing.bytes.may_add(tenant, bytes, most, &self.limits.tenant_bytes)
         {
             return false;
         }
         self.index.get_mut(id).standing = Standing::Leaving;
-        self.gathers.add_passing(tenant, bytes);
+        self.passes(id, Account::Leaving, bytes);
         self.vacate(id);
         self.change(id, |chunk| chunk.claims += 1);
         let (named, until) = (self.name_now(id), self.now + LEAVES_WITHIN_MS);
-        self.departing.bytes += bytes;
-        self.departing.line.push_back(Leaving { named, to, worth, bytes, offer: None, until });
+        self.departing.bytes.add(tenant, bytes);
+        self.departing.line.push_back(Leaving { named, to, worth, tenant, bytes, offer: None, until });
         true
     }
 
@@ -218,11 +219,15 @@ impl Store {
         }
     }
 
-    /// Drops the oldest chunk that is about to move and that nobody else uses, to make room; returns whether there was such a
-    /// chunk.
-    pub(super) fn drop_departing(&mut self) -> bool {
+    /// Drops a tenant's oldest chunk that is about to move and that nobody else uses, to make room for the tenant; returns whether
+    /// there was such a chunk.
+    pub(super) fn drop_departing(&mut self, tenant: TenantId) -> bool {
         let is_free = |leaving: &&Leaving| {
-            self.index.known(leaving.named.id).is_some_and(|chunk| chunk.claims == 1 && chunk.pins == 0)
+            leaving.tenant == tenant
+                && self
+                    .index
+                    .known(leaving.named.id)
+                    .is_some_and(|chunk| chunk.claims == 1 && chunk.pins == 0)
         };
         let Some(id) = self.departing.line.iter().find(is_free).map(|leaving| leaving.named.id) else {
             return false;
@@ -242,7 +247,7 @@ impl Store {
             return None;
         }
         let (tenant, bytes) = (self.namespaces.get(number).tenant, self.whole_chunk_bytes(number));
-        if !self.gathers.may_pass(tenant, bytes, most, &self.limits.tenant_bytes) {
+        if !self.gathers.may_take_in(tenant, bytes, most, &self.limits.tenant_bytes) {
             return None;
         }
         let id = self.start_fetch(number, name, Source::Peer)?;
@@ -278,7 +283,7 @@ impl Store {
     fn departed(&mut self, id: ChunkId) -> Option<u64> {
         let at = self.departing.line.iter().position(|leaving| leaving.named.id == id)?;
         let leaving = self.departing.line.remove(at)?;
-        self.departing.bytes -= leaving.bytes;
+        self.departing.bytes.take(leaving.tenant, leaving.bytes);
         self.journal.evicting = Some(EvictionReason::Watermark);
         self.unclaim(&[id]);
         self.journal.evicting = None;

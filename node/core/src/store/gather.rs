@@ -13,7 +13,7 @@ use larder_protocol::session::{Progress, Scarce};
 use larder_protocol::{Chain, ChunkHash, PoolRules, PoolSet};
 
 use super::ids::{ChunkId, NamespaceId, SessionId, TenantId};
-use super::index::{OnDisk, Standing};
+use super::index::{Account, OnDisk, Standing};
 use super::lookup::{CLAIMS_RETRY_MS, Leased, Presence, most_chunks};
 use super::sessions::Lease;
 use super::shares::Shares;
@@ -28,8 +28,8 @@ pub use taken::{FreeRoom, Leaving, TakeIn};
 pub(super) struct Gathers {
     open: BTreeMap<u64, Gather>,
     fetches: BTreeMap<ChunkId, Coming>,
-    /// Bytes of passing chunks, by tenant.
-    passing_bytes: Shares,
+    /// Bytes of chunks that are not kept, by account and tenant.
+    passing_bytes: [Shares; 4],
     /// Fetches that nobody waits for any more.
     abandoned: Vec<FetchId>,
 }
@@ -93,16 +93,13 @@ pub struct Gathered {
 }
 
 impl Gathers {
-    pub(super) fn add_passing(&mut self, tenant: TenantId, bytes: u64) {
-        self.passing_bytes.add(tenant, bytes);
+    fn may_come(&self, from: Account, tenant: TenantId, bytes: u64, most: u64, tenants: &[u64]) -> bool {
+        self.passing_bytes[from as usize].may_add(tenant, bytes, most, tenants)
     }
 
-    pub(super) fn take_passing(&mut self, tenant: TenantId, bytes: u64) {
-        self.passing_bytes.take(tenant, bytes);
-    }
-
-    pub(super) fn may_pass(&self, tenant: TenantId, bytes: u64, most: u64, tenants: &[u64]) -> bool {
-        self.passing_bytes.may_add(tenant, bytes, most, tenants)
+    /// Whether a tenant may take in forwarded chunks of `bytes` bytes, if the chunks from peers may take `most` bytes.
+    pub(super) fn may_take_in(&self, tenant: TenantId, bytes: u64, most: u64, tenants: &[u64]) -> bool {
+        self.may_come(Account::Peers, tenant, bytes, most, tenants)
     }
 
     pub(super) fn is_coming(&self, id: ChunkId) -> bool {
@@ -155,7 +152,7 @@ impl Gathers {
     }
 
     pub(super) fn passing_bytes(&self) -> u64 {
-        self.passing_bytes.total()
+        self.passing_bytes.iter().map(Shares::total).sum()
     }
 
     pub(super) fn fetches(&self) -> u64 {
@@ -307,7 +304,7 @@ impl Store {
                 let all = self.all_slices(number);
                 let slots = self.take_written_slots(number, id, &all);
                 let bytes: u64 = slots.iter().map(|&slot| self.slab.slot_bytes_of(slot)).sum();
-                self.gathers.take_passing(self.namespaces.get(number).tenant, bytes);
+                self.stops_passing(id, bytes);
                 self.await_again(id);
                 self.writing_failed(id, slots, None);
                 self.index.get_mut(id).standing = Standing::Kept;

@@ -16,7 +16,7 @@ pub struct SessionId(pub u32);
 pub struct ProcessId(pub u32);
 
 /// A tenant: its place in the node's configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u16);
 
 /// A namespace that the store knows.

@@ -10,7 +10,7 @@ use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use larder_protocol::run::run_start;
 use larder_protocol::{ChainError, ChunkHash, ChunkRef};
 
-pub(crate) use self::chunk::{Block, Chunk, OnDisk, Standing, Stored};
+pub(crate) use self::chunk::{Account, Block, Chunk, OnDisk, Standing, Stored};
 
 use self::chunk::Mark;
 use super::ids::{ChunkId, ChunkNumber, NamespaceId};

@@ -95,8 +95,8 @@ impl StoreLimits {
 pub struct PeerStoreLimits {
     /// Bytes of slots whose blocks come from other nodes and only pass through.
     pub passing_bytes: u64,
-    /// Chunks that may be lent to other nodes at a time. Other nodes may also follow as many chunks: followed chunks wait for their
-    /// writers, for minutes, and must not keep other chunks from being lent.
+    /// Chunks that may be lent to other nodes at a time. Other nodes may also follow four times as many: followed chunks wait
+    /// for their writers, for minutes, and must not keep other chunks from being lent.
     pub max_granted_chunks: u64,
     /// The rule by which chunks are placed.
     pub placement: PlacementRule,

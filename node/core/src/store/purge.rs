@@ -10,7 +10,7 @@ use larder_protocol::purge::{NamespaceName, PurgeCounts, PurgeMode, PurgeScope};
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
 use super::ids::{ChunkId, ChunkKey, NamespaceId, TenantId};
-use super::index::{Block, OnDisk, Standing};
+use super::index::{Account, Block, OnDisk, Standing};
 use super::journal::is_held;
 use super::policy::Removal;
 use super::remembered::EvictionRule;
@@ -254,7 +254,7 @@ impl Store {
             let bytes = self.readable_bytes(id);
             self.uncount(id);
             self.tenants.remove(self.owner_of(id), id.number(), Removal::Dropped);
-            self.gathers.add_passing(self.tenant_of(id), bytes);
+            self.passes(id, Account::Leaving, bytes);
         }
         let chunk = self.index.get_mut(id);
         chunk.standing = Standing::Condemned;

@@ -188,7 +188,8 @@ impl Store {
         if let Some(slot) = self.take_free_slot(class, owner) {
             return Some(slot);
         }
-        while self.drop_departing() {
+        let tenant = self.slab.tenant_of(class);
+        while self.drop_departing(tenant) {
             if let Some(slot) = self.take_free_slot(class, owner) {
                 return Some(slot);
             }

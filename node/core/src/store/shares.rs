@@ -22,15 +22,19 @@ impl Shares {
     }
 
     /// Whether a tenant may have `more`, if all tenants together may have `most`. Half is kept for all tenants in equal parts, so
-    /// that no tenant can leave the others with nothing. The rest goes to the first tenant that asks. `tenants` has the bytes of
-    /// extents of each tenant; a tenant with 0 bytes is not served.
+    /// that no tenant can leave the others with nothing. The rest goes to the first tenant that asks. A part may be too small for
+    /// one chunk, so a tenant that has nothing may have up to a half while that is free. `tenants` has the bytes of extents of each
+    /// tenant; a tenant with 0 bytes is not served.
     pub(super) fn may_add(&self, tenant: TenantId, more: u64, most: u64, tenants: &[u64]) -> bool {
         let served =
             || (0..).map(TenantId).zip(tenants).filter(|(_, bytes)| **bytes > 0).map(|(served, _)| served);
         let kept_for_each = most / (2 * served().count().max(1) as u64);
+        let has = |tenant: TenantId| self.0.get(&tenant).copied().unwrap_or(0);
         let others = served().filter(|&other| other != tenant);
-        let unused = |other| kept_for_each.saturating_sub(self.0.get(&other).copied().unwrap_or(0));
-        self.total() + more + others.map(unused).sum::<u64>() <= most
+        let unused = |other| kept_for_each.saturating_sub(has(other));
+        let is_first = has(tenant) == 0 && more <= most / 2;
+        let kept_for_others: u64 = if is_first { 0 } else { others.map(unused).sum() };
+        self.total() + more + kept_for_others <= most
     }
 }
 
@@ -57,6 +61,18 @@ mod tests {
         assert!(shares.may_add(TenantId(1), 25, 100, &[1, 1]));
         shares.add(TenantId(1), 25);
         assert!(!shares.may_add(TenantId(0), 1, 100, &[1, 1]));
+    }
+
+    #[test]
+    fn a_tenant_that_has_nothing_may_have_one_chunk_that_is_larger_than_its_part() {
+        let mut shares = Shares::default();
+        let four = [1; 4];
+        shares.add(TenantId(0), 60);
+        assert!(!shares.may_add(TenantId(0), 30, 100, &four));
+        assert!(shares.may_add(TenantId(1), 30, 100, &four));
+        shares.add(TenantId(1), 30);
+        assert!(!shares.may_add(TenantId(1), 1, 100, &four));
+        assert!(!shares.may_add(TenantId(2), 30, 100, &four), "it does not fit");
     }
 
     #[test]

@@ -379,7 +379,9 @@ impl Slab {
         match self.served {
             0 | 1 => 0,
             several => {
-                let equal = self.extents.len() / (2 * several);
+                let extents = self.extents.len();
+                // Many tenants have small parts, but none has nothing while there is an extent for each.
+                let equal = (extents / (2 * several)).max(usize::from(extents >= several));
                 self.tenants[usize::from(tenant.0)].most.min(equal as u32)
             }
         }

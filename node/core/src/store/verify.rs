@@ -110,12 +110,12 @@ impl Store {
 
     /// Cancels the waiting writes of a chunk.
     pub(super) fn stop_writes_of(&mut self, id: ChunkId) {
-        let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
+        let (tenant, bytes) = (self.tenant_of(id), self.whole_chunk_bytes(self.index.get(id).namespace));
         let mut claims = 0;
-        if self.disk.as_mut().is_some_and(|disk| disk.line.forget(id, bytes)) {
+        if self.disk.as_mut().is_some_and(|disk| disk.line.forget(id, tenant, bytes)) {
             claims += 1;
         }
-        if self.object.as_mut().is_some_and(|object| object.line.forget(id, bytes)) {
+        if self.object.as_mut().is_some_and(|object| object.line.forget(id, tenant, bytes)) {
             claims += 1;
         }
         self.change(id, |chunk| {

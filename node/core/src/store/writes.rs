@@ -1,7 +1,7 @@
 //! Writes from memory to the tiers below: one line of chunks for each tier, with one set of rules.
 //!
-//! A chunk that waits for its write is claimed, so its bytes stay as they are. The line is bounded: a chunk beyond the bound
-//! stays only in memory, is counted, and has another chance when it is evicted. Until an evicted chunk is on disk it can still be
+//! A chunk that waits for its write is claimed, so its bytes stay as they are. The line is bounded, and each tenant has a part of it: a chunk beyond
+//! the bound stays only in memory, is counted, and has another chance when it is evicted. Until an evicted chunk is on disk it can still be
 //! read. A record is written again when its chunk has gained a pool; the old record counts until the new record is durable. A
 //! chunk that only the disk has is not uploaded.
 
@@ -14,9 +14,10 @@ use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 use super::admission::Admission;
 use super::commit::BlockMove;
 use super::hand_out::Named;
-use super::ids::{Below, ChunkId};
-use super::index::{Block, Chunk, OnDisk, Standing, Stored};
+use super::ids::{Below, ChunkId, TenantId};
+use super::index::{Account, Block, Chunk, OnDisk, Standing, Stored};
 use super::namespaces::Pool;
+use super::shares::Shares;
 use super::{Checksums, Store};
 
 /// When a chunk is written from memory to a tier below.
@@ -67,8 +68,8 @@ pub(super) struct WriteLine {
     admission: Admission,
     /// Chunks that wait; they are claimed.
     waiting: VecDeque<Named>,
-    /// Bytes of waiting chunks, including those that are being written.
-    waiting_bytes: u64,
+    /// Bytes of waiting chunks, including those that are being written, by tenant.
+    waiting_bytes: Shares,
     max_waiting_bytes: u64,
     shed: u64,
 }
@@ -87,20 +88,27 @@ enum Moment {
 impl WriteLine {
     pub(super) fn new(policy: Option<WritePolicy>, write_after_uses: u32, max_waiting_bytes: u64) -> Self {
         let admission = Admission::new(REMEMBERED_CHUNKS, write_after_uses);
-        Self { policy, admission, waiting: VecDeque::new(), waiting_bytes: 0, max_waiting_bytes, shed: 0 }
+        Self {
+            policy,
+            admission,
+            waiting: VecDeque::new(),
+            waiting_bytes: Shares::default(),
+            max_waiting_bytes,
+            shed: 0,
+        }
     }
 
     /// The bytes of chunks that wait or are being written, and the number of chunks that were not written because too many
     /// waited.
     pub(super) fn usage(&self) -> (u64, u64) {
-        (self.waiting_bytes, self.shed)
+        (self.waiting_bytes.total(), self.shed)
     }
 
-    /// Takes a chunk of `bytes` bytes out of the line; returns whether it was there.
-    pub(super) fn forget(&mut self, id: ChunkId, bytes: u64) -> bool {
+    /// Takes a tenant's chunk of `bytes` bytes out of the line; returns whether it was there.
+    pub(super) fn forget(&mut self, id: ChunkId, tenant: TenantId, bytes: u64) -> bool {
         let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else { return false };
         self.waiting.remove(at);
-        self.waiting_bytes -= bytes;
+        self.waiting_bytes.take(tenant, bytes);
         true
     }
 
@@ -148,9 +156,9 @@ impl Store {
     /// Ends a write; `is_there` says whether the tier has the chunk.
     pub fn written(&mut self, write: WriteId, is_there: bool) {
         let WriteId { chunk: id, pools, tier } = write;
-        let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
+        let (tenant, bytes) = (self.tenant_of(id), self.whole_chunk_bytes(self.index.get(id).namespace));
         if let Some(line) = self.line(tier) {
-            line.waiting_bytes -= bytes;
+            line.waiting_bytes.take(tenant, bytes);
         }
         match tier {
             Below::Disk => self.written_to_disk(id, pools, is_there),
@@ -231,7 +239,7 @@ impl Store {
             return false;
         }
         let bytes = self.readable_bytes(id);
-        self.gathers.add_passing(self.tenant_of(id), bytes);
+        self.passes(id, Account::Leaving, bytes);
         self.vacate(id);
         true
     }
@@ -271,12 +279,17 @@ impl Store {
     fn wait_for_write(&mut self, tier: Below, id: ChunkId) -> bool {
         let named = self.name_now(id);
         let bytes = self.whole_chunk_bytes(named.namespace);
-        let Some(line) = self.line(tier) else { return false };
-        if line.waiting_bytes + bytes > line.max_waiting_bytes {
+        let (tenant, tenants) = (self.tenant_of(id), &self.limits.tenant_bytes);
+        let line = match tier {
+            Below::Disk => self.disk.as_mut().map(|disk| &mut disk.line),
+            Below::Object => self.object.as_mut().map(|object| &mut object.line),
+        };
+        let Some(line) = line else { return false };
+        if !line.waiting_bytes.may_add(tenant, bytes, line.max_waiting_bytes, tenants) {
             line.shed += 1;
             return false;
         }
-        line.waiting_bytes += bytes;
+        line.waiting_bytes.add(tenant, bytes);
         line.waiting.push_back(named);
         self.change(id, |chunk| {
             chunk.claims += 1;

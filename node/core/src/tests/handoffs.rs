@@ -434,14 +434,20 @@ fn a_writer_of_this_node_that_goes_is_news_to_all_that_follow() {
 fn peers_follow_no_more_than_they_may() {
     let mut w = world();
     let hashes: Vec<ChunkHash> = (0..16).map(|byte| ChunkHash([byte; 32])).collect();
-    let follows = w.core.follow_for_peer(w.now, &w.fingerprint, (&hashes, &[]), (1, u64::MAX));
-    assert!(follows.is_some());
-    assert_eq!(w.core.follow_for_peer(w.now, &w.fingerprint, (&hashes[..1], &[]), (1, 1)), None);
-    // After ten minutes without news the follow ends, however patient the peer says it is.
+    let follow = |w: &mut World, chunks: &[ChunkHash]| {
+        w.core.follow_for_peer(w.now, &w.fingerprint, (chunks, &[]), (1, u64::MAX))
+    };
+    let follows = [follow(&mut w, &hashes), follow(&mut w, &hashes)];
+    assert!(follows.iter().all(Option::is_some));
+    assert_eq!(follow(&mut w, &hashes[..1]), None, "a namespace takes no more than it leaves free");
+    let other = Fingerprint([9; 32]);
+    let of_other = w.core.follow_for_peer(w.now, &other, (&hashes, &[]), (1, u64::MAX));
+    assert!(of_other.is_some(), "there is room for another namespace");
+    // After ten minutes without news a follow ends, however patient the peer says it is.
     w.pass(Duration::from_secs(601));
-    assert!((0..16).all(|_| matches!(w.told().what, News::Lost)));
-    w.tell(Event::GrantEnded(follows.unwrap()));
-    assert!(w.core.follow_for_peer(w.now, &w.fingerprint, (&hashes[..1], &[]), (1, 1)).is_some());
+    assert!((0..48).all(|_| matches!(w.told().what, News::Lost)));
+    follows.into_iter().chain([of_other]).for_each(|follow| w.tell(Event::GrantEnded(follow.unwrap())));
+    assert!(follow(&mut w, &hashes[..1]).is_some());
 }
 
 #[test]

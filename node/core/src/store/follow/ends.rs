@@ -102,7 +102,7 @@ impl Store {
                     held.leased_blocks -= leased_blocks;
                 }
             }
-            None => self.follows.peer_chunks -= chunks.len() as u64,
+            None => self.follows.peer_unfollowed(fingerprint, chunks.len() as u64),
         }
         for &chunk in chunks.iter().rev() {
             match chunk {

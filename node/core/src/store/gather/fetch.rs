@@ -8,7 +8,7 @@ use crate::store::ChangeKind;
 use crate::store::commit::BlockMove;
 use crate::store::disk::Disk;
 use crate::store::ids::{ChunkId, NamespaceId};
-use crate::store::index::{Block, Standing};
+use crate::store::index::{Account, Block, Standing};
 use crate::store::journal::is_held;
 use crate::store::object::Objects;
 use crate::store::{Checksums, Store};
@@ -20,6 +20,11 @@ pub struct FetchId(pub(super) ChunkId);
 impl FetchId {
     pub(in crate::store) fn chunk(self) -> ChunkId {
         self.0
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(chunk: ChunkId) -> Self {
+        Self(chunk)
     }
 }
 
@@ -111,7 +116,7 @@ impl Store {
         let bytes = self.readable_bytes(id);
         let tenant = self.tenant_of(id);
         self.evict_ahead(tenant, 1, bytes);
-        self.gathers.take_passing(tenant, bytes);
+        self.stops_passing(id, bytes);
         self.cached_chunks += 1;
         self.tenants.of_mut(tenant).cached_bytes += bytes;
         let used = self.used_now();
@@ -131,7 +136,7 @@ impl Store {
             return;
         }
         if chunk.standing != Standing::Kept {
-            self.gathers.take_passing(self.tenant_of(id), self.readable_bytes(id));
+            self.stops_passing(id, self.readable_bytes(id));
             self.forget(id);
         } else if chunk.slots().next().is_none() {
             // The chunk was being fetched, and did not come.
@@ -214,18 +219,16 @@ impl Store {
             _ => pools,
         };
         let bytes = self.pools_bytes(number, self.namespaces.get(number).slices.into(), pools);
-        let most = match from {
-            Source::Disk => self.disk.as_ref().map_or(0, Disk::max_reading_bytes),
+        let (account, most) = match from {
+            Source::Disk => (Account::Disk, self.disk.as_ref().map_or(0, Disk::max_reading_bytes)),
             Source::Sibling | Source::Peer => {
-                self.limits.peers.as_ref().map_or(0, |peers| peers.passing_bytes)
+                (Account::Peers, self.limits.peers.as_ref().map_or(0, |peers| peers.passing_bytes))
             }
-            Source::Object => self.object.as_ref().map_or(0, Objects::max_reading_bytes),
+            Source::Object => (Account::Objects, self.object.as_ref().map_or(0, Objects::max_reading_bytes)),
         };
         let tenant = self.namespaces.get(number).tenant;
-        while !self.gathers.may_pass(tenant, bytes, most, &self.limits.tenant_bytes) {
-            if !self.drop_departing() {
-                return None;
-            }
+        if !self.gathers.may_come(account, tenant, bytes, most, &self.limits.tenant_bytes) {
+            return None;
         }
         let all = self.all_slices(number);
         let chunk = self.insert(number, name).ok()?;
@@ -235,7 +238,7 @@ impl Store {
             return None;
         }
         self.index.get_mut(chunk).standing = Standing::Passing;
-        self.gathers.add_passing(tenant, bytes);
+        self.passes(chunk, account, bytes);
         let number = self.next_number();
         self.gathers.fetches.insert(chunk, Coming { number, ..Coming::default() });
         self.writing_begins(chunk);
@@ -265,6 +268,7 @@ impl Store {
     ) {
         let chunk = self.index.get_mut(id);
         let namespace = self.namespaces.get(chunk.namespace);
+        let passing = &mut self.gathers.passing_bytes[chunk.account() as usize];
         let mut checksums = checksums.into_iter();
         let mut ready = Vec::new();
         for (number, block) in chunk.blocks.iter_mut().enumerate() {
@@ -279,13 +283,25 @@ impl Store {
                 }
             } else {
                 *block = Block::Absent;
-                self.gathers.take_passing(namespace.tenant, self.slab.slot_bytes_of(slot));
+                passing.take(namespace.tenant, self.slab.slot_bytes_of(slot));
                 self.slab.free(slot);
             }
         }
         chunk.pools = namespace.readable(chunk);
         chunk.reads = u8::try_from(reads).unwrap_or(u8::MAX);
         self.blocks_ready(id, &ready);
+    }
+
+    /// Counts a chunk that does not stay.
+    pub(in crate::store) fn passes(&mut self, id: ChunkId, account: Account, bytes: u64) {
+        self.index.get_mut(id).set_account(account);
+        self.gathers.passing_bytes[account as usize].add(self.tenant_of(id), bytes);
+    }
+
+    /// Counts no longer so many bytes of a chunk that did not stay.
+    pub(in crate::store) fn stops_passing(&mut self, id: ChunkId, bytes: u64) {
+        let account = self.index.get(id).account();
+        self.gathers.passing_bytes[account as usize].take(self.tenant_of(id), bytes);
     }
 
     pub(in crate::store) fn all_slices(&self, number: NamespaceId) -> Vec<u16> {

@@ -45,7 +45,7 @@ pub(crate) struct Chunk {
     pub(crate) blocks: SmallVec<[Block; 1]>,
 }
 
-/// Facts of a chunk, one bit each.
+/// Facts of a chunk, one bit each, and its account in the two uppermost bits.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Marks(u8);
 
@@ -84,6 +84,25 @@ pub(crate) enum Standing {
     /// The chunk's bytes are wrong, or it was purged: nobody finds it, and it stays only until its readers have let go.
     Condemned,
 }
+
+/// An account of the bytes of chunks that are not kept. Each has its own limit: reads from one place leave the room of the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Account {
+    /// Fetched from other actors, of this node or of others.
+    Peers,
+    /// Read from disk.
+    Disk,
+    /// Read from the object store.
+    Objects,
+    /// Evicted or condemned.
+    Leaving,
+}
+
+impl Account {
+    const ALL: [Self; 4] = [Self::Peers, Self::Disk, Self::Objects, Self::Leaving];
+}
+
+const ACCOUNT_SHIFT: u32 = 6;
 
 /// The state of a chunk's bytes on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -155,6 +174,15 @@ impl Chunk {
     /// The chunk before this chunk, if it is here.
     pub(crate) fn parent_number(&self) -> Option<ChunkNumber> {
         self.parent
+    }
+
+    /// The account of its bytes while it is not kept.
+    pub(crate) fn account(&self) -> Account {
+        Account::ALL[usize::from(self.marks.0 >> ACCOUNT_SHIFT)]
+    }
+
+    pub(crate) fn set_account(&mut self, account: Account) {
+        self.marks.0 = (self.marks.0 & !(u8::MAX << ACCOUNT_SHIFT)) | (account as u8) << ACCOUNT_SHIFT;
     }
 
     /// Whether all blocks that every chunk must have can be read, in every slice.

@@ -142,7 +142,9 @@ fn written_back_is_what_is_evicted_and_its_memory_is_free_when_it_is_on_disk() {
 
 #[test]
 fn what_cannot_wait_to_be_written_is_let_go_and_counted() {
-    let mut f = Fixture::new(with_disk(32, 6, WritePolicy::WriteBack));
+    // The only tenant may fill the whole line.
+    let limits = with_disk(32, 6, WritePolicy::WriteBack);
+    let mut f = Fixture::new(StoreLimits { tenant_bytes: vec![u64::MAX], ..limits });
     f.put("abcdef");
     f.put("uvwxyz");
     assert_eq!(f.store.usage().disk.unwrap().shed, 2, "four may wait");

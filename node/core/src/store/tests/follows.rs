@@ -569,11 +569,11 @@ fn a_peer_keeps_the_slots_that_are_sent_to_it_when_the_writer_ends() {
 fn what_peers_follow_is_bounded() {
     let mut w = World::new();
     let fingerprint = w.f.store.fingerprint(w.f.namespace).unwrap();
-    let hashes: Vec<ChunkHash> = ["a", "b", "c", "d", "e"].map(name).to_vec();
+    let hashes: Vec<ChunkHash> = (0..16).map(|byte| ChunkHash([byte; 32])).collect();
     let first = w.f.store.follow_for_peer(&fingerprint, (&hashes, &[]), 0, PATIENCE, NOW).unwrap();
-    assert_eq!(w.f.store.follow_for_peer(&fingerprint, (&hashes, &[]), 0, PATIENCE, NOW), None);
-    let more = [name("f"), name("g"), name("h")];
-    let full = w.f.store.follow_for_peer(&fingerprint, (&more, &[]), 0, PATIENCE, NOW).unwrap();
+    assert_eq!(w.f.store.follow_for_peer(&fingerprint, (&hashes[..1], &[]), 0, PATIENCE, NOW), None);
+    let other = larder_protocol::Fingerprint([9; 32]);
+    let full = w.f.store.follow_for_peer(&other, (&hashes[..8], &[]), 0, PATIENCE, NOW).unwrap();
     w.f.put("x");
     let granted = w.f.store.grant(&fingerprint, &name("x"), &[BLOCK]);
     let Granted::Held { grant, .. } = granted else {

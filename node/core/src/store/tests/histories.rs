@@ -83,7 +83,14 @@ struct Order {
 
 impl World {
     fn new(trusted: bool, capacity: usize, policy: PolicyName) -> Self {
-        let limits = StoreLimits { trust_engines: trusted, policy, ..limits(SLOTS as u32, capacity as u64) };
+        // The model knows no part that is kept for another tenant.
+        let tenant_bytes = vec![u64::MAX];
+        let limits = StoreLimits {
+            trust_engines: trusted,
+            policy,
+            tenant_bytes,
+            ..limits(SLOTS as u32, capacity as u64)
+        };
         let mut f = Fixture::new(limits);
         f.store.close_session(f.session);
         let mut world = Self {

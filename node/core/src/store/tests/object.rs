@@ -236,7 +236,7 @@ fn random_tickets_with_cancels_and_failures_end_with_nothing_held() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
-    let mut f = Fixture::new(with_objects(64, 16, Some(WritePolicy::WriteBack)));
+    let mut f = Fixture::new(with_objects(128, 16, Some(WritePolicy::WriteBack)));
     let (mut tickets, mut coming) = (Vec::<u64>::new(), Vec::new());
     for _ in 0..3_000 {
         let word: String = (0..rng.usize(1..7)).map(|_| rng.choice(['a', 'b', 'c']).unwrap()).collect();

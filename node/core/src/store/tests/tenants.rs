@@ -1,6 +1,9 @@
 //! Tests of several tenants in one arena.
 
-use super::super::{DiskStoreLimits, WritePolicy};
+use larder_protocol::ChunkRef;
+
+use super::super::ids::{Below, NamespaceId};
+use super::super::{DiskStoreLimits, PeerStoreLimits, WritePolicy};
 use super::*;
 
 const SLOTS: u64 = 400;
@@ -165,4 +168,58 @@ fn the_capacity_in_chunks_takes_from_the_tenant_that_has_the_most() {
     assert_eq!(put_many(&mut f, second, 30..200), 0);
     let of_first = cached(&mut f, first, 0..100);
     assert!((49..=50).contains(&of_first) && cached(&mut f, second, 0..200) == 100 - of_first);
+}
+
+#[test]
+fn a_tenant_that_commits_faster_than_the_drive_leaves_another_its_part_of_the_line() {
+    let disk = DiskStoreLimits {
+        write: WritePolicy::WriteThrough,
+        write_after_uses: 2,
+        max_waiting_bytes: 40 * BLOCK,
+        max_reading_bytes: 4 * BLOCK,
+    };
+    let mut f = Fixture::new(StoreLimits { disk: Some(disk), ..with_watermarks(PolicyName::Lru) });
+    let (fast, slow) = (f.session, f.join(1, 1));
+    assert_eq!(put_many(&mut f, fast, 0..100), 0);
+    assert_eq!(put_many(&mut f, slow, 0..10), 0);
+    let fingerprint = spec().fingerprint("b");
+    let mut of_slow = 0;
+    while let Some(write) = f.store.next_write(Below::Disk) {
+        of_slow += usize::from(write.fingerprint == fingerprint);
+        f.store.written(write.write, true);
+    }
+    assert_eq!(of_slow, 10, "a quarter of the line is kept for it");
+}
+
+#[test]
+fn reads_from_disk_and_chunks_that_leave_take_no_room_of_fetches_from_peers() {
+    let disk = DiskStoreLimits {
+        write: WritePolicy::WriteBack,
+        write_after_uses: 2,
+        max_waiting_bytes: 64 * BLOCK,
+        max_reading_bytes: 16 * BLOCK,
+    };
+    let placement = crate::placement::PlacementRule::Worth;
+    let peers = PeerStoreLimits { passing_bytes: 4 * BLOCK, max_granted_chunks: 4, placement };
+    let limits = StoreLimits {
+        disk: Some(disk),
+        peers: Some(peers),
+        tenant_bytes: vec![u64::MAX],
+        ..with_watermarks(PolicyName::Lru)
+    };
+    let mut f = Fixture::new(limits);
+    let session = f.session;
+    put_many(&mut f, session, 0..420);
+    assert!(f.store.usage().passing_bytes >= 8 * BLOCK, "evicted chunks wait for their writes");
+    let number = NamespaceId::of(f.namespace);
+    let mut start = |number_of: u32, source| {
+        let mut hash = [7; 32];
+        hash[..4].copy_from_slice(&number_of.to_le_bytes());
+        let name = ChunkRef { hash: ChunkHash(hash), parent: f.root, index: 0, anchor: f.root };
+        f.store.start_fetch(number, name, source).is_some()
+    };
+    assert!((0..16).all(|chunk| start(chunk, Source::Disk)));
+    assert!(!start(16, Source::Disk), "the disk's account is full");
+    assert!((17..21).all(|chunk| start(chunk, Source::Peer)), "the peers' account is empty");
+    assert!(!start(21, Source::Peer));
 }
