@@ -131,6 +131,8 @@ pub struct Store {
     last_number: u64,
     cached_chunks: u64,
     evictions: Evictions,
+    /// Evictions of chunks of a class that needed a slot.
+    needed: u64,
     remembered: remembered::EvictionMemory,
     /// The places that an earlier store gave out, if this store replaced one.
     seclusion: lives::Seclusion,
@@ -172,6 +174,7 @@ impl Store {
             last_number: 0,
             cached_chunks: 0,
             evictions: Evictions::default(),
+            needed: 0,
             seclusion: lives::Seclusion::default(),
             misnamed: 0,
             refused_names: 0,
@@ -218,6 +221,11 @@ impl Store {
             self.slab.class(tenant, block_bytes).ok_or(too_large)
         };
         let classes = block_bytes.iter().map(class).collect::<Result<Vec<_>, _>>()?;
+        let (bytes, most) =
+            (self.slab.extents_bytes_for(&classes, spec.slices), self.slab.most_bytes(tenant));
+        if bytes > most {
+            return Err(Refused::ChunkTooLarge { bytes, most });
+        }
         let most = self.most_namespaces();
         let too_many = Refused::TooManyNamespaces { most };
         let number = self.namespaces.enter((tenant, tenant_name), spec, &classes, most).ok_or(too_many)?;

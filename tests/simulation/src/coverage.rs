@@ -64,7 +64,7 @@ names!(EFFECTS, effect of Effect as "Effect":
 names!(PLACEMENTS, placed of Placement as "Placement": Migrate, Replicate, Pass, Forwarded);
 
 names!(REFUSALS, refused of Refused as "Refused":
-    Busy, Chain, Namespace, BlockSize, BlockSizes, Slices, TooManySessionNamespaces, TooManyNamespaces, BlockTooLarge, WindowTooSmall, TooLarge,
+    Busy, Chain, Namespace, BlockSize, BlockSizes, Slices, TooManySessionNamespaces, TooManyNamespaces, BlockTooLarge, ChunkTooLarge, WindowTooSmall, TooLarge,
     FollowTooLarge, Unknown, UnknownPin, NotOpen, Layers, LayersMissing, NotLeased, SeveralSlices, OutsideWindow, TooManyTensors, NoTensors,
     NoCopy, Beyond, Internal, OutOfOrder, Pools, Sources);
 

@@ -23,15 +23,25 @@ impl Admission {
         Self { most: most.max(1), after_uses, younger: HashMap::new(), older: HashMap::new() }
     }
 
+    /// Whether a chunk was used often enough.
+    pub(super) fn is_worth_writing(&self, chunk: &ChunkHash) -> bool {
+        self.uses(chunk) >= self.after_uses
+    }
+
     /// Notes a use (a commit or a hit) of a chunk; returns whether the chunk is worth writing now.
     pub(super) fn used(&mut self, chunk: &ChunkHash) -> bool {
         let short = chunk.short();
-        let uses = self.younger.get(&short).or_else(|| self.older.get(&short)).map_or(1, |uses| uses + 1);
+        let uses = self.uses(chunk) + 1;
         if self.younger.len() >= self.most && !self.younger.contains_key(&short) {
             self.older = std::mem::take(&mut self.younger);
         }
         self.younger.insert(short, uses);
         uses >= self.after_uses
+    }
+
+    fn uses(&self, chunk: &ChunkHash) -> u32 {
+        let short = chunk.short();
+        self.younger.get(&short).or_else(|| self.older.get(&short)).copied().unwrap_or(0)
     }
 }
 
@@ -51,6 +61,7 @@ mod tests {
             let mut admission = Admission::new(10, after_uses);
             let worth: Vec<bool> = (0..5).map(|_| admission.used(&chunk(1))).collect();
             assert_eq!(worth, (1..=5).map(|uses| uses >= after_uses).collect::<Vec<_>>());
+            assert!(admission.is_worth_writing(&chunk(1)) && !admission.is_worth_writing(&chunk(2)));
         }
     }
 

@@ -5,6 +5,8 @@
 //! everywhere. Two bytes of each chunk say which of the other pools it has in every slice: one byte for memory, one for its
 //! record on disk. Some pools also need chunks before the chain's first chunk: the caller judges those.
 
+use std::collections::HashSet;
+
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Found, Scarce, Span, Tier};
 use larder_protocol::{Chain, ChainError, ChunkHash, Fingerprint, PoolRules, PoolSet};
@@ -292,16 +294,17 @@ impl Store {
         let slices = self.slices(session, namespace)?.1.to_vec();
         let rules = self.namespaces.get(number).rules;
         let mut leased = Leased::default();
-        let most = most_chunks(&rules, slices.len(), MAX_MESSAGE_BLOCKS, found.len());
+        let held = self.session(session)?.leased_blocks;
+        let room = usize::try_from(self.limits.max_leased_blocks.saturating_sub(held)).unwrap_or(usize::MAX);
+        let most = most_chunks(&rules, slices.len(), MAX_MESSAGE_BLOCKS.min(room), found.len());
+        let is_here = found.first().is_some_and(|first| first.here().is_some());
+        if most == 0 && is_here {
+            return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
+        }
         let mut chunks: Vec<ChunkId> = found.into_iter().map_while(Presence::here).take(most).collect();
         chunks.truncate(self.named_prefix(number, &chain.hashes, &chunks));
         chunks.truncate(self.restorable(&rules, &chunks));
-        let held = self.session(session)?.leased_blocks;
-        let blocks = slices.len() * rules.blocks(chunks.len());
-        if held + blocks as u64 > self.limits.max_leased_blocks {
-            return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
-        }
-        leased.places.reserve(blocks);
+        leased.places.reserve(slices.len() * rules.blocks(chunks.len()));
         let fit = self.place_prefix(session, number, &slices, &chunks, &mut leased);
         chunks.truncate(fit);
         if chunks.is_empty() {
@@ -530,8 +533,9 @@ impl Store {
         if leased.new_extents.len() + slices.len() * namespace.pools.len() > MAX_FRAME_DESCRIPTORS {
             let known = &self.sessions.get(session).map(|session| &session.extents);
             let unseen = |extent| known.is_none_or(|known| !known.contains(&extent));
-            let fresh = chunk.slots().filter(|slot| unseen(slot.extent)).count();
-            if leased.new_extents.len() + fresh > MAX_FRAME_DESCRIPTORS {
+            let fresh: HashSet<u32> =
+                chunk.slots().map(|slot| slot.extent).filter(|&extent| unseen(extent)).collect();
+            if leased.new_extents.len() + fresh.len() > MAX_FRAME_DESCRIPTORS {
                 return false;
             }
         }

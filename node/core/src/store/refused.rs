@@ -71,6 +71,16 @@ pub enum Refused {
         /// Bytes of an extent.
         extent_bytes: u64,
     },
+    /// A chunk that the tenant's memory can never hold.
+    #[error(
+        "a chunk takes {bytes} bytes, in whole extents, and this tenant may have {most}: raise host.arena_bytes or the tenant's max_bytes, or set a smaller host.extent_bytes"
+    )]
+    ChunkTooLarge {
+        /// Bytes of the extents that one chunk takes.
+        bytes: u64,
+        /// Bytes of the extents that the tenant may hold.
+        most: u64,
+    },
     /// A block that the session's write window can never hold.
     #[error(
         "a block of {block_bytes} bytes does not fit into the write window of {window_bytes}: ask for a larger window, and set session.max_window_bytes to its size at least"
@@ -245,6 +255,7 @@ impl From<Refused> for Response {
             | Refused::TooManySessionNamespaces
             | Refused::TooManyNamespaces { .. } => RefusalCode::Namespace,
             Refused::BlockTooLarge { .. }
+            | Refused::ChunkTooLarge { .. }
             | Refused::WindowTooSmall { .. }
             | Refused::TooLarge { .. }
             | Refused::FollowTooLarge { .. }

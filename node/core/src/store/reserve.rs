@@ -15,7 +15,7 @@ use super::commit::BlockMove;
 use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId, Slot};
 use super::index::{Block, Standing};
 use super::namespaces::Pool;
-use super::sessions::{Item, ItemState, Reservation};
+use super::sessions::{Item, ItemState, Reservation, Session};
 use super::{Refused, Store};
 use crate::Millis;
 
@@ -95,11 +95,12 @@ impl Store {
         let wanted = self.missing(number, chain, &slices, pools)?;
         let bytes = wanted.iter().map(|&(_, pools)| self.pools_bytes(number, slices.len(), pools)).sum();
         let blocks = wanted.iter().map(|(_, pools)| pools.len()).sum::<usize>() * slices.len();
-        let most = self.limits.max_reserved_bytes;
+        let &Session { tenant, reserved_bytes, .. } = self.session(session)?;
+        let most = self.limits.max_reserved_bytes.min(self.slab.most_bytes(tenant));
         if blocks > MAX_MESSAGE_BLOCKS || bytes > most {
             return Err(Refused::TooLarge { blocks, bytes, most });
         }
-        if self.session(session)?.reserved_bytes + bytes > most {
+        if reserved_bytes + bytes > self.limits.max_reserved_bytes {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: MEMORY_RETRY_MS });
         }
         let items = self.enter(number, chain, &wanted, &slices, priority)?;

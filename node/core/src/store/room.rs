@@ -107,11 +107,7 @@ impl Store {
     /// more extent, so that no call takes long.
     pub(super) fn shrink_tenants(&mut self) {
         for tenant in self.slab.tenants_beyond_their_parts() {
-            let extents = self.slab.extents_to_clear(tenant);
-            let doomed = extents.iter().filter_map(|chunks| self.subtrees(chunks)).min_by_key(Vec::len);
-            for id in doomed.unwrap_or_default() {
-                self.evict(id, EvictionReason::Clearing);
-            }
+            self.clear_one_of(self.slab.clearable_of(tenant));
         }
     }
 
@@ -194,20 +190,67 @@ impl Store {
                 return Some(slot);
             }
         }
-        // First, evict the policy's next chunks that have a block of this class. Then evict chunks to clear a whole extent.
-        while let Some(victim) = self.victim_of(class) {
+        // First, evict the policy's next chunks that have a block of this class. If the policy would first evict many chunks of
+        // other classes, clear one of their extents instead: otherwise they would stay for ever, however seldom they are used.
+        if let Some(slot) = self.evict_of_class(class, owner, MOST_SKIPPED) {
+            return Some(slot);
+        }
+        let sessions = &self.sessions;
+        self.clear_one_of(self.slab.clearable(class, |extent| sessions.left_by_all(extent)));
+        self.take_free_slot(class, owner).or_else(|| self.evict_of_class(class, owner, u32::MAX))
+    }
+
+    /// Evicts chunks with a block of this class until a slot is free. Passes over at most `most_skipped` chunks of other classes to
+    /// find one.
+    fn evict_of_class(&mut self, class: ClassId, owner: ChunkId, most_skipped: u32) -> Option<Slot> {
+        while let Some(victim) = self.victim_of(class, most_skipped) {
+            self.needed += 1;
+            if self.needed.is_multiple_of(NEEDS_A_SEARCH) {
+                self.clear_idle(class, self.idle(victim.number()));
+            }
             self.evict(victim, EvictionReason::Need);
             if let Some(slot) = self.take_free_slot(class, owner) {
                 return Some(slot);
             }
         }
-        let sessions = &self.sessions;
-        let extents = self.slab.clearable(class, |extent| sessions.left_by_all(extent));
-        let doomed = extents.iter().filter_map(|chunks| self.subtrees(chunks)).min_by_key(Vec::len)?;
-        for id in doomed {
+        None
+    }
+
+    /// Clears one of these extents, if one has no chunk that somebody holds: one that is nearly empty, or else the one whose chunks
+    /// have been unused for the longest time.
+    fn clear_one_of(&mut self, mut extents: Vec<u32>) {
+        extents.sort_by_cached_key(|&extent| {
+            let (taken, slots) = self.slab.fill(extent);
+            (taken > slots / NEARLY_EMPTY, Reverse(self.idle_extent(extent)), taken)
+        });
+        let free = extents.iter().filter_map(|&extent| {
+            let owners: Vec<ChunkNumber> = self.slab.owners(extent).collect();
+            self.subtrees(&owners)
+        });
+        let doomed = free.take(CLEARABLE_TRIES).min_by_key(Vec::len);
+        for id in doomed.unwrap_or_default() {
             self.evict(id, EvictionReason::Clearing);
         }
-        self.take_free_slot(class, owner)
+    }
+
+    /// Clears an extent of another class that has been unused for far longer than this class's next victim. Some policies evict new
+    /// chunks first, so that chunks of other classes would never be their victims.
+    fn clear_idle(&mut self, class: ClassId, victims: u32) {
+        let sessions = &self.sessions;
+        let mut extents = self.slab.clearable(class, |extent| sessions.left_by_all(extent));
+        let least = victims.saturating_mul(IDLE_FACTOR).max(LEAST_IDLE);
+        extents.retain(|&extent| self.idle_extent(extent) > least);
+        self.clear_one_of(extents);
+    }
+
+    /// The time since the last use of an extent's chunks, estimated by some of them, as the index dates uses.
+    fn idle_extent(&self, extent: u32) -> u32 {
+        let step = (self.slab.fill(extent).0 as usize / SAMPLED_OWNERS).max(1);
+        self.slab.owners(extent).step_by(step).map(|owner| self.idle(owner)).min().unwrap_or(u32::MAX)
+    }
+
+    fn idle(&self, chunk: ChunkNumber) -> u32 {
+        self.used_now().wrapping_sub(self.index.at(chunk).used)
     }
 
     /// Applies a change to a chunk's claims or pins and tells the policy if the chunk may be evicted now, or may no longer be
@@ -387,7 +430,7 @@ impl Store {
     }
 
     /// The next chunk to evict among the chunks with a block of this class.
-    fn victim_of(&mut self, class: ClassId) -> Option<ChunkId> {
+    fn victim_of(&mut self, class: ClassId, most_skipped: u32) -> Option<ChunkId> {
         let mut skipped = 0;
         let (index, namespaces) = (&self.index, &self.namespaces);
         let victim = self.tenants.victim(self.slab.tenant_of(class), &mut |number| {
@@ -396,13 +439,17 @@ impl Store {
                 return Verdict::Take;
             }
             skipped += 1;
-            if skipped < MOST_SKIPPED { Verdict::Skip } else { Verdict::Stop }
+            if skipped < most_skipped { Verdict::Skip } else { Verdict::Stop }
         });
         victim.map(|number| index.id(number))
     }
 
     /// These chunks and all their descendants, leaves first; `None` if one of them may not be evicted.
     fn subtrees(&self, chunks: &[ChunkNumber]) -> Option<Vec<ChunkId>> {
+        let is_held = |chunk: &Chunk| chunk.claims > 0 || chunk.pins > 0;
+        if chunks.iter().any(|&chunk| is_held(self.index.at(chunk))) {
+            return None;
+        }
         let mut seen = HashSet::new();
         let mut all = Vec::new();
         for &chunk in chunks {
@@ -410,19 +457,32 @@ impl Store {
                 all.extend(self.index.subtree_leaves_first(chunk).into_iter().filter(|&id| seen.insert(id)));
             }
         }
-        let is_held = |&id: &ChunkId| {
-            let chunk = self.index.get(id);
-            chunk.claims > 0 || chunk.pins > 0
-        };
-        if all.iter().any(is_held) { None } else { Some(all) }
+        if all.iter().any(|&id| is_held(self.index.get(id))) { None } else { Some(all) }
     }
 }
 
 /// The most victims, in the policy's order, that a search looks at to find a chunk that no other node has read.
 const MOST_LOOKED_AT: u32 = 32;
 
-/// The number of chunks of other classes that the search for a victim passes over before an extent is cleared instead.
-const MOST_SKIPPED: u32 = 64;
+/// The number of chunks of other classes that the search for a victim passes over before an extent is cleared instead: fewer than
+/// `adaptive` knows in order.
+const MOST_SKIPPED: u32 = 24;
+
+/// Evictions on need for each search for an extent that nobody uses.
+const NEEDS_A_SEARCH: u64 = 16;
+
+/// An extent is idle if it has been unused for this many times as long as the next victim, and for ten minutes.
+const IDLE_FACTOR: u32 = 16;
+const LEAST_IDLE: u32 = (600_000 / super::USE_MS) as u32;
+
+/// The most extents that are compared before one is cleared.
+const CLEARABLE_TRIES: usize = 4;
+
+/// The number of chunks by which an extent's last use is estimated.
+const SAMPLED_OWNERS: usize = 8;
+
+/// An extent is nearly empty while one part in this many of its slots is in use.
+const NEARLY_EMPTY: u32 = 8;
 
 pub(super) fn facts(chunk: &Chunk) -> Facts {
     Facts {

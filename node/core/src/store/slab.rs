@@ -9,7 +9,7 @@
 //! **Invariant:** free + used + quarantined = total, in bytes, always. The rest at the end of an extent whose size is no multiple
 //! of the slot size counts as free.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::ids::{ChunkNumber, Slot, TenantId};
 
@@ -236,30 +236,34 @@ impl Slab {
         }
     }
 
-    /// Proposes a few extents that could be cleared for `class`, and returns the chunks of each: first the extents with the
-    /// fewest slots in use. Proposes only extents of other classes that the tenant of `class` may have and that no vanished
-    /// process may touch.
-    pub(crate) fn clearable(
-        &self,
-        class: ClassId,
-        left_by_all: impl Fn(u32) -> bool,
-    ) -> Vec<Vec<ChunkNumber>> {
+    /// The extents that could be cleared for `class`: extents of other classes that the tenant of `class` may have and that no
+    /// vanished process may touch.
+    pub(crate) fn clearable(&self, class: ClassId, left_by_all: impl Fn(u32) -> bool) -> Vec<u32> {
         let tenant = self.tenant_of(class);
         let may_grow = self.may_grow(tenant);
         let bound = self.bound(&left_by_all);
-        let mut found: Vec<(u32, u32)> = Vec::new();
+        let mut found = Vec::new();
         for (number, extent) in (0..).zip(&self.extents) {
             let ExtentUse::Assigned(assigned) = &extent.state else { continue };
             let other = self.classes[assigned.class.0 as usize].tenant;
             // Another tenant may lose an extent if it keeps its part.
             let may_go = || may_grow && bound[usize::from(other.0)] > self.part(other) && left_by_all(number);
             if assigned.class != class && assigned.quarantined == 0 && (other == tenant || may_go()) {
-                found.push((assigned.taken, number));
+                found.push(number);
             }
         }
-        found.sort_unstable();
-        let owners = |extent| self.assigned(extent).owners.iter().flatten().copied().collect();
-        found.into_iter().take(CLEARABLE_TRIES).map(|(_, extent)| owners(extent)).collect()
+        found
+    }
+
+    /// The chunks with a block in an assigned extent. A chunk with several blocks comes several times.
+    pub(crate) fn owners(&self, extent: u32) -> impl Iterator<Item = ChunkNumber> {
+        self.assigned(extent).owners.iter().flatten().copied()
+    }
+
+    /// Slots in use of an assigned extent, and all its slots.
+    pub(crate) fn fill(&self, extent: u32) -> (u32, u32) {
+        let Assigned { taken, class, .. } = *self.assigned(extent);
+        (taken, self.classes[class.0 as usize].slots_per_extent)
     }
 
     /// How the arena's bytes are spent.
@@ -309,11 +313,30 @@ impl Slab {
     /// Bytes that each tenant holds and may hold.
     pub(crate) fn tenant_bytes(&self) -> impl Iterator<Item = (u64, u64)> {
         let bytes = |extents: u32| u64::from(extents) * self.extent_bytes;
-        (0..).map(TenantId).zip(&self.tenants).map(move |(id, tenant)| {
-            let others = (0..self.tenants.len() as u16).map(TenantId).filter(|&other| other != id);
-            let kept: u32 = others.map(|other| self.part(other)).sum();
-            (bytes(tenant.held), bytes(tenant.most.min(self.extents.len() as u32 - kept)))
-        })
+        let tenants = (0..).map(TenantId).zip(&self.tenants);
+        tenants.map(move |(id, tenant)| (bytes(tenant.held), bytes(self.most(id))))
+    }
+
+    /// The extents that a tenant may hold beside the parts of the others.
+    fn most(&self, tenant: TenantId) -> u32 {
+        let others = (0..self.tenants.len() as u16).map(TenantId).filter(|&other| other != tenant);
+        let kept: u32 = others.map(|other| self.part(other)).sum();
+        self.tenants[usize::from(tenant.0)].most.min(self.extents.len() as u32 - kept)
+    }
+
+    /// Bytes of the extents that a tenant may hold beside the parts of the others.
+    pub(crate) fn most_bytes(&self, tenant: TenantId) -> u64 {
+        u64::from(self.most(tenant)) * self.extent_bytes
+    }
+
+    /// Bytes of the extents that a chunk takes by itself, if it has one block of each of these classes in each slice.
+    pub(crate) fn extents_bytes_for(&self, classes: &[ClassId], slices: u16) -> u64 {
+        let mut slots: BTreeMap<ClassId, u32> = BTreeMap::new();
+        classes.iter().for_each(|&class| *slots.entry(class).or_default() += u32::from(slices));
+        let extents = slots
+            .into_iter()
+            .map(|(class, slots)| u64::from(slots.div_ceil(self.classes[class.0 as usize].slots_per_extent)));
+        extents.sum::<u64>() * self.extent_bytes
     }
 
     /// Sets new bounds for the extents of each tenant, new tenants included. A tenant that has more keeps its extents until they
@@ -357,20 +380,17 @@ impl Slab {
         tenants.filter(|(_, tenant)| tenant.held > tenant.most).map(|(id, _)| id).collect()
     }
 
-    /// Proposes a few extents of a tenant to clear, and returns the chunks of each: first the extents with the fewest slots in
-    /// use; among equals the last extents, which hold the ends of prompts. Proposes no extent that a vanished process may touch.
-    pub(crate) fn extents_to_clear(&self, tenant: TenantId) -> Vec<Vec<ChunkNumber>> {
-        let assigned = self.extents.iter().rev().filter_map(|extent| match &extent.state {
-            ExtentUse::Assigned(assigned) => Some(assigned),
-            _ => None,
-        });
-        let is_its = |assigned: &&Assigned| {
-            self.classes[assigned.class.0 as usize].tenant == tenant && assigned.quarantined == 0
+    /// The extents of a tenant that could be cleared, the last first: they hold the ends of prompts. Among them is no extent that
+    /// a vanished process may touch.
+    pub(crate) fn clearable_of(&self, tenant: TenantId) -> Vec<u32> {
+        let is_its = |extent: &Extent| match &extent.state {
+            ExtentUse::Assigned(assigned) => {
+                self.tenant_of(assigned.class) == tenant && assigned.quarantined == 0
+            }
+            _ => false,
         };
-        let mut found: Vec<&Assigned> = assigned.filter(is_its).collect();
-        found.sort_by_key(|assigned| assigned.taken);
-        let owners = |assigned: &Assigned| assigned.owners.iter().flatten().copied().collect();
-        found.into_iter().take(CLEARABLE_TRIES).map(owners).collect()
+        let numbers = (0..self.extents.len() as u32).rev();
+        numbers.filter(|&number| is_its(&self.extents[number as usize])).collect()
     }
 
     /// The extents kept for a tenant, used or not: half of the arena is kept for all tenants in equal parts. Otherwise one tenant
@@ -558,9 +578,6 @@ impl Slab {
         assert_eq!(rests, kept);
     }
 }
-
-/// The most extents that [`Slab::clearable`] proposes.
-const CLEARABLE_TRIES: usize = 4;
 
 #[cfg(test)]
 mod tests {

@@ -20,6 +20,7 @@ mod pool_histories;
 mod pool_tiers;
 mod pools;
 mod purge;
+mod sizes;
 mod tenants;
 mod verify;
 

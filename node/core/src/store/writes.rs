@@ -125,6 +125,9 @@ impl WriteLine {
             (Some(WritePolicy::WriteThroughSelective), Moment::Came | Moment::Used) => {
                 self.admission.used(&chunk.hash)
             }
+            (Some(WritePolicy::WriteThroughSelective), Moment::Evicted) => {
+                self.admission.is_worth_writing(&chunk.hash)
+            }
             _ => false,
         }
     }

@@ -85,7 +85,7 @@ impl World {
 
     fn lie_of_namespace(&mut self, engine: usize, space: usize) {
         let mut ask = self.registration(space);
-        match self.random.u8(..6) {
+        match self.random.u8(..7) {
             0 => ask.spec.chunk_tokens = 0,
             1 => ask.block_bytes[0] += 8,
             2 => ask.block_bytes.push(8),
@@ -94,6 +94,7 @@ impl World {
                 ask.spec.pools[0] = PoolSpec { layer_bytes: 64 << 10, ..ask.spec.pools[0].clone() };
                 ask.block_bytes[0] = ask.spec.pools[0].block_bytes();
             }
+            5 => ask.spec.slices = 1_024,
             _ => {
                 for number in 0..20 {
                     let mut other = self.registration(space);

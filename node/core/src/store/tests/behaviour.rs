@@ -293,7 +293,8 @@ fn a_multi_pool_reservation_takes_room_for_every_pool() {
     let two = NamespaceSpec { pools: vec![pool("kv"), pool("mamba")], ..spec() };
     let mut f = Fixture::with_spec(limits(4, 4), &two);
     let chain = f.chain("abc");
-    assert_eq!(f.store.reserve(f.session, f.namespace, &chain, 0, NOW), Err(BUSY));
+    let too_large = Refused::TooLarge { blocks: 6, bytes: 6 * BLOCK, most: 4 * BLOCK };
+    assert_eq!(f.store.reserve(f.session, f.namespace, &chain, 0, NOW), Err(too_large));
     assert_eq!(f.store.usage().bytes.free, 4 * BLOCK);
     let reserved = f.store.reserve(f.session, f.namespace, &f.chain("ab"), 0, NOW).unwrap();
     assert_eq!(reserved.places.len(), 4);
@@ -361,6 +362,7 @@ fn a_session_holds_no_more_than_it_may() {
     let chain = f.chain("abc");
     let claims =
         |result: Result<(), Refused>| matches!(result, Err(Refused::Busy { what: Scarce::Claims, .. }));
+    assert_eq!(f.lease("abc").chunks, 2);
     assert!(claims(f.store.lease(f.session, f.namespace, &chain).map(drop)));
     assert!(claims(f.store.pin(f.session, f.namespace, &chain, 1, NOW).map(drop)));
     let long = f.chain("vwxyz");

@@ -531,3 +531,21 @@ fn ten_thousand_random_tickets_with_cancels_and_failures_end_with_nothing_held()
     println!("{collected} of 10,000 tickets were collected");
     assert!(collected > 2_000);
 }
+
+#[test]
+fn a_chunk_used_often_enough_that_found_the_line_full_is_written_when_it_is_evicted() {
+    let limits = with_disk(64, 12, WritePolicy::WriteThroughSelective);
+    let mut f = Fixture::new(StoreLimits { tenant_bytes: vec![u64::MAX], ..limits });
+    f.put("abcdefgh");
+    let leased = f.lease("abcdefgh");
+    f.store.release(f.session, leased.lease).unwrap();
+    assert_eq!(f.store.usage().disk.unwrap().shed, 4, "four of eight may wait");
+    f.write_all();
+    f.put("uvwx");
+    for word in ["z", "y", "q", "r", "s", "t", "1", "2"] {
+        f.put(word);
+        f.write_all();
+    }
+    assert_eq!(f.store.usage().disk.unwrap().chunks, 8, "and none of those that were used once");
+    f.store.assert_consistent();
+}

@@ -26,14 +26,18 @@ fn wide_fixture(limits: StoreLimits) -> Fixture {
 fn a_reservation_that_finds_no_slot_at_any_step_leaks_nothing() {
     // Chunks a and b are here without their state; c, d and e are not here. So 2 + 2 + 6 + 4 + 6 slots are needed.
     let pools = [2, 2, 2, 0, 2];
-    for free in 0..=20 {
-        let mut f = wide_fixture(StoreLimits { extent_bytes: BLOCK, extents: 8 + free, ..limits(0, 64) });
+    for free in 0..=20_u32 {
+        let mut f = wide_fixture(StoreLimits { extent_bytes: BLOCK, extents: 28, ..limits(0, 64) });
         f.put_pools("ab", &[0, 0]);
+        let number = NamespaceId::of(f.namespace);
+        let held = ["a", "ab"].map(|word| f.store.index.find(number, &name(word)).unwrap());
+        let class = f.store.namespaces.get(number).pools[0].class;
+        for _ in free..20 {
+            f.store.slab.take(class, held[0].number(), |_| true).unwrap();
+        }
         let before = f.store.usage();
         assert_eq!(before.bytes.free, u64::from(free) * BLOCK);
         // A pin keeps the chunks that are here from eviction.
-        let number = NamespaceId::of(f.namespace);
-        let held = ["a", "ab"].map(|word| f.store.index.find(number, &name(word)).unwrap());
         let pin = f.store.pin_chunks(f.session, number, held.into(), 9, NOW).unwrap().pin;
         let reserved = f.try_reserve("abcde", &pools);
         if free == 20 {
