@@ -5,7 +5,7 @@
 //! segment, so that each turn gains at least the other half. A segment with bytes that the drive could not read is freed
 //! before its turn, and all its records move: the drive replaces unreadable sectors when they are written anew.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use larder_core::store::ids::ChunkKey;
@@ -203,7 +203,7 @@ impl Log {
             }
             match open_at {
                 Some(page) => log.open = Some(OpenSegment { segment, page, placed: entries.len(), entries }),
-                None => log.sealed.push_back(number),
+                None => log.is_sealed(number),
             }
         }
         log.free = (0..geometry.segments).filter(|&n| log.segments[n as usize].sequence == 0).collect();
@@ -288,6 +288,12 @@ impl Log {
         self.note(segment, &entry);
     }
 
+    /// The open segment.
+    #[must_use]
+    pub fn open_segment(&self) -> Option<u32> {
+        self.open.as_ref().map(|open| open.segment.segment)
+    }
+
     /// The footer of the open segment.
     ///
     /// # Panics
@@ -325,10 +331,18 @@ impl Log {
     /// Notes that the open segment's footer is written.
     pub fn sealed(&mut self) {
         if let Some(open) = self.open.take() {
-            let segment = open.segment.segment;
-            self.segments[segment as usize].records.shrink_to_fit();
-            self.sealed.push_back(segment);
+            self.is_sealed(open.segment.segment);
         }
+    }
+
+    /// Notes that a segment gets no more records. An id may be listed several times: its record was replaced, or removed and the id
+    /// used again. It must be moved once at most.
+    fn is_sealed(&mut self, segment: u32) {
+        let records = &mut self.segments[segment as usize].records;
+        let mut listed = HashSet::with_capacity(records.len());
+        records.retain(|&id| listed.insert(id));
+        records.shrink_to_fit();
+        self.sealed.push_back(segment);
     }
 
     /// Notes that a segment's new header is written.

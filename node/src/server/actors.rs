@@ -59,6 +59,7 @@ pub(super) async fn start_actors(
     shared: &NodeParts,
     cluster: Option<&Cluster>,
 ) -> Result<(Vec<(SessionActor, Arbiter)>, Vec<Feed>, Vec<Filling>), ServeError> {
+    disk::warn_of_leftovers(limits);
     let (mut actors, mut feeds, mut memory) = (Vec::new(), Vec::new(), Vec::new());
     let addresses = Arc::<OnceLock<Vec<Sibling>>>::default();
     let mut siblings = Siblings::of(limits.len() as u16, &addresses).into_iter().filter(|_| limits.len() > 1);

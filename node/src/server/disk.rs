@@ -1,5 +1,6 @@
 //! Opens the disk tiers when a node starts.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -7,7 +8,7 @@ use tokio::sync::mpsc;
 use crate::actor::DiskParts;
 use crate::disk::namespaces::NamespaceFolder;
 use crate::disk::{DiskMetrics, DiskTier, OpenError};
-use crate::limits::DiskLimits;
+use crate::limits::{ActorLimits, DiskLimits};
 use crate::threads;
 
 /// Opens an actor's disk tier. If the tier cannot be opened, the actor serves without it, and the second value tells people why.
@@ -23,9 +24,35 @@ pub(super) async fn start(
             let source = std::error::Error::source(&error).map(ToString::to_string);
             tracing::error!(device, %error, source, "the node serves without its disk tier");
             closed.set(1);
-            (None, Some(error.to_string()))
+            (None, Some(source.map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))))
         }
     }
+}
+
+/// Warns of tiers of actors that the node had before: they keep their space, and a purge does not reach them.
+pub(super) fn warn_of_leftovers(actors: &[ActorLimits]) {
+    let Some(folder) = actors.first().and_then(|actor| actor.disk.as_ref()?.options.folder.parent()) else {
+        return;
+    };
+    for left in leftovers(folder, actors.len()) {
+        tracing::warn!(
+            folder = %left.display(),
+            "a disk tier of an actor that this node no longer has keeps its space, and no purge reaches it: remove the folder, unless the node gets this actor back"
+        );
+    }
+}
+
+/// The folders of tiers in `folder` whose actors are not among the first `actors`.
+fn leftovers(folder: &Path, actors: usize) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let is_left = |path: &PathBuf| {
+        let device = path.file_name()?.to_str()?.strip_prefix("device-")?.parse::<usize>().ok()?;
+        Some(device >= actors)
+    };
+    let mut left: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    left.retain(|path| is_left(path) == Some(true));
+    left.sort();
+    left
 }
 
 fn open(limits: DiskLimits, metrics: DiskMetrics) -> Result<DiskParts, OpenError> {
@@ -38,4 +65,20 @@ fn open(limits: DiskLimits, metrics: DiskMetrics) -> Result<DiskParts, OpenError
     let opened = NamespaceFolder::open(&namespaces, tier.namespaces_at_start());
     let (folder, known) = opened.map_err(|source| OpenError::Device { path: namespaces, source })?;
     Ok(DiskParts { tier, gone: Some(gone), folder: Arc::new(folder), known, deadline })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiers_of_actors_that_the_node_no_longer_has_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["device-0", "device-1", "device-4", "device-12", "device-x", "other"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        let left = leftovers(folder.path(), 4);
+        assert_eq!(left, ["device-12", "device-4"].map(|name| folder.path().join(name)));
+        assert!(leftovers(&folder.path().join("nothing"), 1).is_empty());
+    }
 }

@@ -5,7 +5,7 @@
 //! read. A record is written again when its chunk has gained a pool; the old record counts until the new record is durable. A
 //! chunk that only the disk has is not uploaded.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 
 use larder_protocol::checksum::{BlockKey, range_bytes};
 use larder_protocol::session::Place;
@@ -67,11 +67,46 @@ pub(super) struct WriteLine {
     policy: Option<WritePolicy>,
     admission: Admission,
     /// Chunks that wait; they are claimed.
-    waiting: VecDeque<Named>,
+    waiting: Waiting,
     /// Bytes of waiting chunks, including those that are being written, by tenant.
     waiting_bytes: Shares,
     max_waiting_bytes: u64,
     shed: u64,
+}
+
+/// Chunks in the order in which they are to be written. A purge takes out many of them, wherever they are.
+#[derive(Debug, Default)]
+struct Waiting {
+    line: BTreeMap<i64, Named>,
+    places: HashMap<ChunkId, i64>,
+}
+
+impl Waiting {
+    fn push_back(&mut self, named: Named) {
+        let place = self.line.last_key_value().map_or(0, |(last, _)| last + 1);
+        self.insert(place, named);
+    }
+
+    fn push_front(&mut self, named: Named) {
+        let place = self.line.first_key_value().map_or(0, |(first, _)| first - 1);
+        self.insert(place, named);
+    }
+
+    fn pop_front(&mut self) -> Option<Named> {
+        let (_, named) = self.line.pop_first()?;
+        self.places.remove(&named.id);
+        Some(named)
+    }
+
+    fn remove(&mut self, id: ChunkId) -> bool {
+        self.places.remove(&id).is_some_and(|place| self.line.remove(&place).is_some())
+    }
+
+    fn insert(&mut self, place: i64, named: Named) {
+        let before = self.places.insert(named.id, place);
+        debug_assert!(before.is_none(), "a chunk waits once");
+        self.line.insert(place, named);
+    }
 }
 
 /// The moment in a chunk's life at which a write is considered.
@@ -91,7 +126,7 @@ impl WriteLine {
         Self {
             policy,
             admission,
-            waiting: VecDeque::new(),
+            waiting: Waiting::default(),
             waiting_bytes: Shares::default(),
             max_waiting_bytes,
             shed: 0,
@@ -106,15 +141,16 @@ impl WriteLine {
 
     /// Takes a tenant's chunk of `bytes` bytes out of the line; returns whether it was there.
     pub(super) fn forget(&mut self, id: ChunkId, tenant: TenantId, bytes: u64) -> bool {
-        let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id) else { return false };
-        self.waiting.remove(at);
-        self.waiting_bytes.take(tenant, bytes);
-        true
+        let was_there = self.waiting.remove(id);
+        if was_there {
+            self.waiting_bytes.take(tenant, bytes);
+        }
+        was_there
     }
 
     /// The chunks that wait and are not being written.
     pub(super) fn into_waiting(self) -> impl Iterator<Item = ChunkId> {
-        self.waiting.into_iter().map(|named| named.id)
+        self.waiting.line.into_values().map(|named| named.id)
     }
 
     /// Whether a chunk that may be written is written now. Counts the use, if the policy counts uses.
@@ -288,6 +324,9 @@ impl Store {
             Below::Object => self.object.as_mut().map(|object| &mut object.line),
         };
         let Some(line) = line else { return false };
+        if line.waiting.places.contains_key(&id) {
+            return true;
+        }
         if !line.waiting_bytes.may_add(tenant, bytes, line.max_waiting_bytes, tenants) {
             line.shed += 1;
             return false;

@@ -129,6 +129,34 @@ impl Modelled {
     }
 }
 
+#[test]
+fn an_id_that_is_listed_twice_in_a_segment_moves_once() {
+    let mut modelled = Modelled::new();
+    let again = |modelled: &mut Modelled, number| {
+        assert!(modelled.room(2, RoomPurpose::Write));
+        modelled.held.remove(&key(number));
+        modelled.put(&key(number), 2);
+    };
+    // Chunk 1 is replaced; chunk 3 gets the id of chunk 2.
+    (0..2).for_each(|_| again(&mut modelled, 1));
+    again(&mut modelled, 2);
+    modelled.log.forget(&key(2));
+    again(&mut modelled, 3);
+    [1, 3].into_iter().for_each(|number| modelled.log.touch(&key(number)));
+    let first = modelled.log.find(&key(1)).unwrap().segment;
+    let mut others = 10..;
+    while modelled.log.find(&key(1)).is_some_and(|place| place.segment == first)
+        && !modelled.log.wants_eviction()
+    {
+        again(&mut modelled, others.next().unwrap());
+    }
+    let mut moved = Vec::new();
+    while let Evict::Move(key, _) = modelled.log.evict_next() {
+        moved.push(key);
+    }
+    assert_eq!(moved, [key(1), key(3)]);
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Write(u64, u32),

@@ -131,6 +131,45 @@ fn a_record_with_more_blocks_takes_the_place_of_the_one_before_it_for_good() {
 }
 
 #[test]
+fn a_record_that_was_replaced_in_one_segment_moves_once_and_stays_away_after_its_purge() {
+    let mut rig = Rig::new();
+    let chunk = (0..).map(TestChunk).find(|chunk| chunk.blocks().len() == 3).unwrap();
+    let write = |rig: &mut Rig, order| {
+        let (done, answer) = oneshot::channel();
+        rig.volume.perform(vec![DiskJob::Write((order, done))], &mut || None);
+        now(answer)
+    };
+    for _ in 0..2 {
+        let again = rig.slots.write_order(chunk).replacing();
+        assert_eq!(write(&mut rig, again), WriteAnswer::Durable);
+    }
+    let first = rig.volume.find(&chunk.key()).unwrap();
+    let answer = rig.read(chunk.0);
+    rig.slots.assert_right(chunk, &answer);
+    // Others of other namespaces, until the first segment's turn comes.
+    let mut others =
+        (chunk.0 + 1..).filter(|&number| TestChunk(number).key().fingerprint != chunk.key().fingerprint);
+    let has_moved = |rig: &mut Rig, number| {
+        assert_eq!(rig.write(number), WriteAnswer::Durable);
+        rig.volume.find(&chunk.key()).unwrap().segment != first.segment
+    };
+    assert!(others.any(|number| has_moved(&mut rig, number)));
+    assert_eq!(rig.metrics.moved_bytes.get(), u64::from(first.pages) * PAGE_BYTES, "once");
+    let mut keys = PurgedKeys::default();
+    keys.add(chunk.key().fingerprint);
+    let (keys, mut after) = (Arc::new(keys), Some(0));
+    while let Some(at) = after {
+        let (done, answer) = oneshot::channel();
+        let purge = DiskPurge { keys: Arc::clone(&keys), mode: PurgeMode::Remove };
+        rig.volume.perform(vec![DiskJob::Purge(purge, at, done)], &mut || None);
+        after = now(answer).unwrap().next;
+    }
+    let device = rig.platter.device();
+    rig.volume = Volume::over(device, GEOMETRY, STORAGE, rig.metrics.clone(), gone().0).unwrap();
+    assert_eq!(rig.read(chunk.0), ReadAnswer::NotHeld);
+}
+
+#[test]
 fn a_purge_counts_a_chunk_once_however_many_records_it_has() {
     let mut rig = Rig::new();
     assert_eq!(rig.write(1), WriteAnswer::Durable);

@@ -70,11 +70,13 @@ fn another_version_of_the_format_is_refused_by_name() {
 }
 
 #[test]
-fn one_copy_of_the_superblock_is_enough() {
+fn one_copy_of_the_superblock_is_enough_and_the_other_is_written_anew() {
     let folder = tempfile::tempdir().unwrap();
     fill(folder.path(), 0..3);
-    overwrite(folder.path(), 20, b"damage");
-    assert_eq!(hits(&options(folder.path()), 0..3), 3);
+    for copy in [0, 1, 0] {
+        overwrite(folder.path(), copy * PAGE_BYTES + 20, b"damage");
+        assert_eq!(hits(&options(folder.path()), 0..3), 3);
+    }
 }
 
 #[test]

@@ -37,8 +37,11 @@ impl Volume {
         }
         let (device, lane) = file.device(options.lane);
         let mut transfers = Transfers::new(device, metrics.clone());
-        let found = find(&file, &mut transfers, &path, options.segment_bytes)?;
+        let (found, is_whole) = find(&file, &mut transfers, &path, options.segment_bytes)?;
         let storage = fit(&file, &mut transfers, &path, geometry, found)?;
+        if !is_whole {
+            mend_superblock(&mut transfers, &path, geometry, storage);
+        }
         File::open(&options.folder).and_then(|folder| folder.sync_all()).map_err(broken)?;
         let volume = Self::with(transfers, geometry, storage, metrics, on_gone).map_err(broken)?;
         tracing::info!(
@@ -61,42 +64,43 @@ fn open_locked(path: &Path) -> io::Result<DiskFile> {
     DiskFile::open(path)
 }
 
-/// The superblock of the file; `None` for a new file.
+/// The superblock of the file, and whether both of its copies are right; `None` for a new file.
 fn find(
     file: &DiskFile,
     transfers: &mut Transfers,
     path: &Path,
     asked: u64,
-) -> Result<Option<Superblock>, OpenError> {
+) -> Result<(Option<Superblock>, bool), OpenError> {
     let path = || PathBuf::from(path);
     let broken = |source| OpenError::Device { path: path(), source };
     let bytes = file.bytes().map_err(broken)?;
     if bytes == 0 {
-        return Ok(None);
+        return Ok((None, true));
     }
     if bytes < 2 * PAGE_BYTES {
         return Err(OpenError::NotOurs { path: path() });
     }
-    let [first, second] = superblocks(transfers).map_err(broken)?;
+    let (copies, are_readable) = superblocks(transfers).map_err(broken)?;
+    let [first, second] = copies;
     match Superblock::decode(&first).or_else(|error| Superblock::decode(&second).map_err(|_| error)) {
         Ok(Superblock { segment_bytes, .. }) if segment_bytes != asked => {
             Err(OpenError::SegmentBytes { path: path(), found: segment_bytes, asked })
         }
-        Ok(superblock) => Ok(Some(superblock)),
+        Ok(superblock) => Ok((Some(superblock), are_readable && first == second)),
         // The process that made the file was killed before it wrote anything.
-        Err(_) if first.iter().chain(&second).all(|&byte| byte == 0) => Ok(None),
+        Err(_) if first.iter().chain(&second).all(|&byte| byte == 0) => Ok((None, true)),
         Err(FormatError::Version { found }) => Err(OpenError::Version { path: path(), found }),
         Err(_) => Err(OpenError::NotOurs { path: path() }),
     }
 }
 
-/// Both copies of the superblock. If the drive can read only one copy, it stands for both.
-fn superblocks(transfers: &mut Transfers) -> io::Result<[Vec<u8>; 2]> {
+/// Both copies of the superblock, and whether the drive can read both. If it can read only one copy, that stands for both.
+fn superblocks(transfers: &mut Transfers) -> io::Result<([Vec<u8>; 2], bool)> {
     let copy = |number| Region { offset: number * PAGE_BYTES, bytes: PAGE_BYTES, to: None };
     match [transfers.read(copy(0))?, transfers.read(copy(1))?] {
         [None, None] => Err(io::Error::other("neither copy of the superblock can be read")),
-        [Some(first), second] => Ok([first.clone(), second.unwrap_or(first)]),
-        [None, Some(second)] => Ok([second.clone(), second]),
+        [Some(first), Some(second)] => Ok(([first, second], true)),
+        [Some(only), None] | [None, Some(only)] => Ok(([only.clone(), only], false)),
     }
 }
 
@@ -132,6 +136,20 @@ fn fit(
         file.resize(bytes).map_err(failed)?;
     }
     Ok(storage)
+}
+
+/// Writes both copies anew: with only one right copy, the next damage would lose the whole tier.
+fn mend_superblock(transfers: &mut Transfers, path: &Path, geometry: Geometry, storage: StorageId) {
+    let segment_bytes = u64::from(geometry.segment_pages) * PAGE_BYTES;
+    let superblock = Superblock { storage, segment_bytes, segments: geometry.segments };
+    match write_superblock(transfers, &superblock) {
+        Ok(()) => {
+            tracing::warn!(path = %path.display(), "a copy of the superblock was damaged, and is written anew")
+        }
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "a copy of the superblock is damaged: check the drive");
+        }
+    }
 }
 
 /// Writes both copies, one after the other: one copy is whole at any time.

@@ -82,4 +82,4 @@ impl Volume {
     }
 }
 
-static WIPED: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
+pub(super) static WIPED: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];

@@ -10,6 +10,7 @@ use super::super::log::{Evict, FIRST_PAGE, LogRoom, RecordPlace, RoomPurpose};
 use super::super::metrics::FoundBy;
 use super::super::order::{Source, Why, WriteAnswer, WriteOrder};
 use super::check::Check;
+use super::purge::WIPED;
 use super::transfers::ReadAhead;
 use super::{Volume, page_bytes};
 
@@ -86,15 +87,20 @@ impl Volume {
             return Ok(());
         }
         self.transfers.sync()?;
+        let mut in_vain = Vec::new();
         for Pending { entry, done, moved_from } in std::mem::take(&mut self.pending) {
             if moved_from.is_none_or(|from| self.log.find(&entry.key()) == Some(from)) {
                 self.log.commit(entry);
+            } else {
+                in_vain
+                    .extend(self.log.open_segment().map(|segment| self.geometry.offset(segment, entry.page)));
             }
             if let Some(done) = done {
                 self.answer_write(done, WriteAnswer::Durable);
             }
         }
-        Ok(())
+        // These chunks were purged or written anew while their records moved: no start may find the moved records.
+        in_vain.into_iter().try_for_each(|record| self.transfers.append_bytes(record, &WIPED))
     }
 
     /// Tells all waiting callers that nothing is written any more.
