@@ -29,7 +29,8 @@ pub struct ObjectConfig {
     /// For `write_through_selective`: the number of uses, the commit included, from which a chunk is written.
     #[serde(default = "number::<WRITE_AFTER_USES, _>")]
     pub write_after_uses: u32,
-    /// Maximum number of requests at a time; writes take at most half of this number.
+    /// Maximum number of requests at a time; writes take at most half of this number, and writes and reads together at most three
+    /// quarters, so that questions which chunks are there do not wait behind blocks.
     #[serde(default = "number::<REQUESTS, _>")]
     pub max_requests: usize,
     /// Maximum number of chunks that wait to be written, and of chunks that wait to be read. Further chunks are skipped.

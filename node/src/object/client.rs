@@ -33,7 +33,7 @@ mod purge;
 mod request;
 mod side;
 
-use request::{DELETE, GET, PUT};
+use request::{DELETE, GET, Line, PUT};
 use side::SideState;
 
 /// The store, and the facts known about it. Lives on one thread.
@@ -42,8 +42,11 @@ pub(super) struct Client {
     prefix: Path,
     metrics: ObjectMetrics,
     start: Instant,
+    most_requests: usize,
     requests: Semaphore,
-    /// Turns of writes: half of the requests, so that reads and questions always get a turn.
+    /// Turns of everything but lookups: three quarters of the requests, so that the questions of lookups always get a turn.
+    blocks: Semaphore,
+    /// Turns of writes: half of the requests, so that reads always get a turn.
     writes: Semaphore,
     /// Bytes of blocks that may be under way, in units of [`UNIT_BYTES`].
     bytes: Semaphore,
@@ -98,7 +101,9 @@ impl Client {
             prefix,
             metrics,
             start: Instant::now(),
+            most_requests: options.max_in_flight.max(1),
             requests: Semaphore::new(options.max_in_flight.max(1)),
+            blocks: Semaphore::new((options.max_in_flight - options.max_in_flight.div_ceil(4)).max(1)),
             writes: Semaphore::new((options.max_in_flight / 2).max(1)),
             bytes: Semaphore::new(units as usize),
             units,
@@ -118,6 +123,12 @@ impl Client {
     pub(super) async fn all_turns(&self) -> SemaphorePermit<'_> {
         let turns = self.requests.available_permits() as u32;
         self.requests.acquire_many(turns).await.unwrap()
+    }
+
+    /// Asks the store for an object, whatever is known of it.
+    #[cfg(test)]
+    pub(super) async fn ask_for(&self, key: &ObjectKey, deadline: Instant) -> Result<(), Failed> {
+        self.head(key, Line::Blocks, deadline).await
     }
 
     pub(super) async fn write(&self, order: WriteOrder, deadline: Instant) -> WriteAnswer {
@@ -166,7 +177,7 @@ impl Client {
             Some(Fact::Damaged) => is_damaged = true,
             Some(Fact::Absent) => {}
             // A question costs less than a refused body.
-            None if !self.is_open(Side::Reading) && self.head(&key, deadline).await.is_ok() => {
+            None if !self.is_open(Side::Reading) && self.head(&key, Line::Writes, deadline).await.is_ok() => {
                 return WriteAnswer::AlreadyThere;
             }
             None => {}
@@ -211,7 +222,7 @@ impl Client {
             let bytes = payload.content_length() as u64;
             let options = PutOptions { mode, ..PutOptions::default() };
             let put = self.store.put_opts(&name, payload, options);
-            let put = self.ask(Kind::Put, PUT, deadline, put).await;
+            let put = self.ask(Line::Writes, (Kind::Put, PUT), deadline, put).await;
             // The HTTP client may still hold the bytes of a request that was given up.
             let _ = released.await;
             match put {
@@ -289,7 +300,7 @@ impl Client {
     ) -> Result<Result<RecordHeader, Damage>, Failed> {
         let at = name(&self.prefix, key);
         let is_damaged = self.known(key) == Some(Fact::Damaged);
-        let got = self.ask(Kind::Get, GET, deadline, async {
+        let got = self.ask(Line::Blocks, (Kind::Get, GET), deadline, async {
             let found = match self.store.get(&at).await {
                 // The store may refuse this object for ever: that says nothing of the others.
                 Err(error) if is_damaged && !Trouble::of(&error, GET).is_silence() => {
@@ -343,7 +354,8 @@ impl Client {
     /// Deletes a block. Returns whether the store had it.
     pub(super) async fn remove_block(&self, key: ObjectKey, deadline: Instant) -> bool {
         let at = name(&self.prefix, &key);
-        let removed = match self.ask(Kind::Delete, DELETE, deadline, self.store.delete(&at)).await {
+        let deleted = self.ask(Line::Blocks, (Kind::Delete, DELETE), deadline, self.store.delete(&at));
+        let removed = match deleted.await {
             Ok(()) => Some(true),
             Err(Failed::Absent) => Some(false),
             Err(_) => None,

@@ -32,7 +32,7 @@ use crate::threads::{self, Joined};
 pub struct ObjectTier {
     writes: Sender<ObjectJob>,
     reads: Sender<ObjectJob>,
-    /// A queue of its own: questions do not wait behind blocks.
+    /// A queue of its own: questions do not wait behind blocks. Nor do their requests, see [`Client`].
     finds: Sender<ObjectJob>,
     _thread: Joined,
     said: Arc<StoreNews>,

@@ -2,18 +2,19 @@
 
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
-use futures_util::stream::FuturesUnordered;
+use futures_util::stream::iter;
 use larder_core::store::ids::ChunkKey;
 use larder_core::tiers::presence::Fact;
 use larder_core::tiers::search::Search;
 use larder_protocol::{ChunkRef, Fingerprint};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use super::super::BlockId;
 use super::super::metrics::Side;
 use super::super::record::ObjectKey;
 use super::super::trouble::{Trouble, TroubleKind};
-use super::request::HEAD;
+use super::request::{HEAD, Line};
 use super::{Client, Failed};
 
 impl Client {
@@ -66,8 +67,8 @@ impl Client {
         there
     }
 
-    /// Asks the store for some of the chunks, all at once. Returns the answers that come before the deadline. A failure counts as
-    /// absent.
+    /// Asks the store for some of the chunks: as many at once as requests are allowed, in turn with other lookups. Returns the
+    /// answers that come before the deadline. A failure counts as absent.
     async fn look(
         &self,
         keys: &[ChunkKey],
@@ -78,18 +79,20 @@ impl Client {
         if positions.is_empty() || self.is_open(Side::Reading) {
             return Vec::new();
         }
-        let mut found = Vec::with_capacity(positions.len());
+        let all = positions.len();
+        let mut found = Vec::with_capacity(all);
         // A request that is cut off here has not failed: only its `find` had no more time.
         let (start, far) = (Instant::now(), deadline + self.find_time.max(MOST_FIND_TIME));
-        let mut asked: FuturesUnordered<_> = positions
-            .into_iter()
-            .map(|position| async move { (position, self.head_all(&keys[position], blocks, far).await) })
-            .collect();
+        let line = &Semaphore::new((self.most_requests / 4).max(1));
+        let asked = positions.into_iter().map(|position| async move {
+            (position, self.head_all(&keys[position], blocks, line, far).await)
+        });
+        let mut asked = std::pin::pin!(iter(asked).buffer_unordered(self.most_requests));
         while let Ok(Some((position, head))) = timeout_at(deadline, asked.next()).await {
             found.push((position, head.is_ok()));
         }
         let was_silent = self.is_silent_for(Side::Reading, self.find_time / 2);
-        if !asked.is_empty() && was_silent && !self.has_heard_since(Side::Reading, start) {
+        if found.len() < all && was_silent && !self.has_heard_since(Side::Reading, start) {
             // The store was silent all this time, and nobody else waits as long. A store that is only slow answers the trial.
             // Questions that waited for their turn here say nothing of the store.
             self.went_silent(Side::Reading, &Trouble::new(TroubleKind::TimedOut, HEAD, "no answer in time"));
@@ -113,10 +116,16 @@ impl Client {
     }
 
     /// Checks that each of these blocks is there. Fails if one is not, or is not known to be.
-    async fn head_all(&self, &chunk: &ChunkKey, blocks: &[BlockId], deadline: Instant) -> Result<(), Failed> {
+    async fn head_all(
+        &self,
+        &chunk: &ChunkKey,
+        blocks: &[BlockId],
+        line: &Semaphore,
+        deadline: Instant,
+    ) -> Result<(), Failed> {
         let unknown = blocks.iter().map(|&block| ObjectKey { chunk, block });
         let unknown = unknown.filter(|key| self.known(key) != Some(Fact::Present));
-        let asked = unknown.map(|key| async move { self.head(&key, deadline).await });
+        let asked = unknown.map(|key| async move { self.head(&key, Line::Lookup(line), deadline).await });
         try_join_all(asked).await.map(drop)
     }
 }

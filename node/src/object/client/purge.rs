@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use super::super::metrics::Kind;
 use super::super::record::format_folder;
 use super::super::trouble::{Trouble, TroubleKind};
-use super::request::DELETE;
+use super::request::{DELETE, Line};
 use super::{Client, Failed};
 
 impl Client {
@@ -75,7 +75,8 @@ impl Client {
 
     async fn purge_object(&self, at: Path) -> Result<(), Trouble> {
         let deadline = Instant::now() + self.patience;
-        match self.ask(Kind::Delete, DELETE, deadline, self.store.delete(&at)).await {
+        let deleted = self.ask(Line::Blocks, (Kind::Delete, DELETE), deadline, self.store.delete(&at));
+        match deleted.await {
             Ok(()) | Err(Failed::Absent | Failed::Exists) => Ok(()),
             Err(Failed::Trouble(trouble)) => Err(trouble),
         }

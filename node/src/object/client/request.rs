@@ -6,7 +6,7 @@ use larder_core::tiers::presence::Fact;
 use larder_protocol::{ChunkHash, Fingerprint};
 use object_store::path::Path;
 use object_store::{Error, ObjectStoreExt, PutPayload};
-use tokio::sync::SemaphorePermit;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
 use super::super::BlockId;
@@ -23,7 +23,7 @@ impl Client {
             return Err(trouble);
         }
         let read = async { self.store.get(&at).await?.bytes().await };
-        match self.ask(Kind::Get, GET, deadline, read).await {
+        match self.ask(Line::Blocks, (Kind::Get, GET), deadline, read).await {
             Ok(bytes) if bytes != PROBE => {
                 return Err(Trouble::new(
                     TroubleKind::Other,
@@ -38,20 +38,25 @@ impl Client {
         let chunk = ChunkKey { fingerprint: Fingerprint([0; 32]), hash: ChunkHash([0; 32]) };
         let absent = ObjectKey { chunk, block: BlockId { slice: 0, pool: 0 } };
         // Without the permission to list, S3 does not say that an object is absent.
-        if let Err(Failed::Trouble(trouble)) = self.head(&absent, deadline).await {
+        if let Err(Failed::Trouble(trouble)) = self.head(&absent, Line::Blocks, deadline).await {
             return Err(trouble);
         }
-        let deleted = self.ask(Kind::Delete, DELETE, deadline, self.store.delete(&at)).await;
-        if let Err(Failed::Trouble(trouble)) = deleted {
+        let deleted = self.ask(Line::Blocks, (Kind::Delete, DELETE), deadline, self.store.delete(&at));
+        if let Err(Failed::Trouble(trouble)) = deleted.await {
             tracing::warn!(%trouble, "objects cannot be deleted: damaged ones stay until they are written again");
         }
         Ok(())
     }
 
     /// Checks that a block's object is there. Fails if it is not, or is not known to be.
-    pub(in super::super) async fn head(&self, key: &ObjectKey, deadline: Instant) -> Result<(), Failed> {
+    pub(super) async fn head(
+        &self,
+        key: &ObjectKey,
+        line: Line<'_>,
+        deadline: Instant,
+    ) -> Result<(), Failed> {
         let at = name(&self.prefix, key);
-        let found = self.ask(Kind::Head, HEAD, deadline, self.store.head(&at)).await;
+        let found = self.ask(line, (Kind::Head, HEAD), deadline, self.store.head(&at)).await;
         match &found {
             Ok(_) => self.learn(*key, Fact::Present),
             Err(Failed::Absent) => self.learn(*key, Fact::Absent),
@@ -97,23 +102,23 @@ impl Client {
 
     async fn begin_to_read(&self, at: &Path, deadline: Instant) -> Result<(), Failed> {
         let begins = async { self.store.get(at).await?.into_stream().try_next().await.map(|_| ()) };
-        self.ask(Kind::Get, GET, deadline, begins).await
+        self.ask(Line::Blocks, (Kind::Get, GET), deadline, begins).await
     }
 
     async fn put_probe(&self, deadline: Instant) -> Result<(), Failed> {
         let (at, payload) = (probe_name(&self.prefix), PutPayload::from_static(PROBE));
-        self.ask(Kind::Put, PUT, deadline, self.store.put(&at, payload)).await.map(|_| ())
+        self.ask(Line::Writes, (Kind::Put, PUT), deadline, self.store.put(&at, payload)).await.map(|_| ())
     }
 
     /// Makes one request, in its turn and until the deadline, and learns the store's health from it.
     pub(super) async fn ask<T>(
         &self,
-        kind: Kind,
-        asked: &'static str,
+        line: Line<'_>,
+        (kind, asked): (Kind, &'static str),
         deadline: Instant,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Failed> {
-        let Ok(Some(_turn)) = timeout_at(deadline, self.turn(kind)).await else {
+        let Ok(Some(_turn)) = timeout_at(deadline, self.turn(line)).await else {
             // The store is not to blame for requests that waited behind other requests; those are counted themselves.
             self.metrics.requested(kind, "not_made", 0.0);
             return Err(Failed::Trouble(Trouble::new(
@@ -165,10 +170,35 @@ impl Client {
 
 impl Client {
     /// Waits for a request's turn. `None`: never, since the turns are not closed.
-    async fn turn(&self, kind: Kind) -> Option<(Option<SemaphorePermit<'_>>, SemaphorePermit<'_>)> {
-        let write = if kind == Kind::Put { Some(self.writes.acquire().await.ok()?) } else { None };
-        Some((write, self.requests.acquire().await.ok()?))
+    async fn turn(&self, line: Line<'_>) -> Option<Turn<'_>> {
+        if let Line::Lookup(own) = line {
+            let _first = own.acquire().await.ok()?;
+            return Some(Turn { _write: None, _block: None, _request: self.requests.acquire().await.ok()? });
+        }
+        let is_write = matches!(line, Line::Writes);
+        let _write = if is_write { Some(self.writes.acquire().await.ok()?) } else { None };
+        let _block = Some(self.blocks.acquire().await.ok()?);
+        Some(Turn { _write, _block, _request: self.requests.acquire().await.ok()? })
     }
+}
+
+/// Where a request waits for its turn.
+#[derive(Clone, Copy)]
+pub(super) enum Line<'a> {
+    /// Among the requests of writes, which take half of all requests at most.
+    Writes,
+    /// Among all requests but those of lookups. With the writes, they leave a quarter of all requests to lookups.
+    Blocks,
+    /// In the line of one lookup. Only the first few questions of each such line wait for a request, so lookups take turns, and
+    /// one with thousands of questions keeps no other waiting.
+    Lookup(&'a Semaphore),
+}
+
+/// The turn of a request, until it is dropped.
+struct Turn<'a> {
+    _write: Option<SemaphorePermit<'a>>,
+    _block: Option<SemaphorePermit<'a>>,
+    _request: SemaphorePermit<'a>,
 }
 
 impl Failed {

@@ -1,5 +1,7 @@
 //! The chunks that a tier finds, and the cost of finding them.
 
+use std::ops::Range;
+
 use larder_core::tiers::presence::ABSENT_FOR;
 use larder_protocol::{ChunkRef, Fingerprint};
 
@@ -9,6 +11,14 @@ use crate::object::metrics::Side;
 /// Chunks of one chain. Every third [`TestChunk`] is in the same namespace.
 fn chain(chunks: u64) -> Vec<ChunkRef> {
     (0..chunks).map(|number| single(number * 3).chunk_ref()).collect()
+}
+
+/// Chunks of a namespace without chains.
+fn flat(numbers: Range<u64>) -> Vec<ChunkRef> {
+    let chunks = numbers.map(|number| single(number * 3).chunk_ref());
+    chunks
+        .map(|chunk| ChunkRef { anchor: chunk.hash, index: 0, parent: namespace().root(), ..chunk })
+        .collect()
 }
 
 async fn find(rig: &Rig, chunks: &[ChunkRef]) -> usize {
@@ -60,10 +70,7 @@ async fn what_was_absent_is_looked_for_again_after_a_while() {
 async fn chunks_of_a_flat_namespace_are_told_one_by_one() {
     let mut rig = Rig::new();
     rig.write(3).await;
-    let flat: Vec<ChunkRef> = chain(3)
-        .into_iter()
-        .map(|chunk| ChunkRef { anchor: chunk.hash, index: 0, parent: namespace().root(), ..chunk })
-        .collect();
+    let flat = flat(0..3);
     assert_eq!(rig.client.find(namespace(), &flat, &BLOCKS, deadline()).await, [false, true, false]);
 }
 
@@ -101,4 +108,44 @@ async fn a_store_that_is_only_slow_is_asked_again_as_soon_as_it_answers() {
     rig.client.try_again(Side::Reading, deadline()).await;
     rig.store.faults().delay = Duration::ZERO;
     assert_eq!((rig.client.is_open(Side::Reading), find(&rig, &chain(3)).await), (false, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lookup_does_not_wait_behind_blocks() {
+    let mut rig = Rig::new();
+    write_chain(&rig.store, 32).await;
+    rig.store.faults().delay = FIND_DEADLINE / 4 * 3;
+    let reads: Vec<_> = (0..30).map(|number| rig.slots.read_order(single(3 * number))).collect();
+    let writes: Vec<_> = (100..130).map(|number| rig.slots.write_order(single(3 * number))).collect();
+    let blocks = async {
+        let reads = join_all(reads.into_iter().map(|order| rig.client.read(order, deadline())));
+        let writes = join_all(writes.into_iter().map(|order| rig.client.write(order, deadline())));
+        let (reads, writes) = tokio::join!(reads, writes);
+        assert!(reads.iter().all(|answer| matches!(answer, ReadAnswer::Here { .. })));
+        assert!(writes.iter().all(|answer| *answer == WriteAnswer::Durable));
+    };
+    let asks = async {
+        sleep(Duration::from_millis(1)).await;
+        rig.client.find(namespace(), &flat(30..32), &BLOCKS, deadline()).await
+    };
+    assert_eq!(tokio::join!(blocks, asks).1, [true, true]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lookup_of_a_few_chunks_is_answered_beside_one_of_thousands() {
+    let rig = Rig::new();
+    write_chain(&rig.store, 2).await;
+    rig.store.faults().delay = FIND_DEADLINE / 10;
+    let [many, few] = [flat(10..5_000), flat(0..2)];
+    let large = rig.client.find(namespace(), &many, &BLOCKS, deadline());
+    let small = async {
+        sleep(Duration::from_millis(1)).await;
+        let start = Instant::now();
+        let found = rig.client.find(namespace(), &few, &BLOCKS, deadline()).await;
+        (found, start.elapsed())
+    };
+    let (found, took) = tokio::join!(large, small).1;
+    assert_eq!(found, [true, true]);
+    assert!(took <= 2 * FIND_DEADLINE / 10, "it waits for one turn: {took:?}");
+    assert!(rig.store.faults().most_at_once <= options("").max_in_flight);
 }
