@@ -67,7 +67,7 @@ impl Nodes {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::net::SocketAddr;
 
     use futures_util::future::join_all;
@@ -87,7 +87,7 @@ mod tests {
         Endpoint::bind(any, &credentials, &TransportSettings::default()).unwrap()
     }
 
-    fn member(number: u16, endpoint: &Endpoint) -> Member {
+    pub(crate) fn member(number: u16, endpoint: &Endpoint) -> Member {
         let peer = endpoint.local_address();
         Member {
             number: NodeNumber(number),
@@ -105,16 +105,24 @@ mod tests {
         Table { members, ..Table::default() }
     }
 
-    /// Lets in everybody; the connections stay open.
-    async fn serve(endpoint: Endpoint) {
-        let mut guests = Vec::new();
+    /// Lets in everybody, and gives each connection to `guest`.
+    pub(crate) async fn serve(endpoint: Endpoint, mut guest: impl FnMut(Connection)) {
         while let Some(incoming) = endpoint.accept().await {
-            guests.push(incoming.accept().await.unwrap());
+            guest(incoming.accept().await.unwrap());
         }
     }
 
-    /// Runs a test with connections to nodes, and an endpoint that serves a node.
-    fn with_node(test: impl AsyncFnOnce(Nodes, Endpoint)) {
+    /// Lets in everybody; the connections stay open.
+    async fn keep_all(endpoint: Endpoint) {
+        let mut guests = Vec::new();
+        serve(endpoint, |guest| guests.push(guest)).await;
+    }
+
+    /// Runs a test with connections to nodes, and an endpoint that `serve` serves.
+    pub(crate) fn with_node<S: Future<Output = ()> + 'static>(
+        serve: impl FnOnce(Endpoint) -> S,
+        test: impl AsyncFnOnce(Nodes, Endpoint),
+    ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio::task::LocalSet::new().block_on(&runtime, async {
             let (authority, _) = Authority::create(Validity::days(1)).unwrap();
@@ -127,7 +135,7 @@ mod tests {
 
     #[test]
     fn questions_that_come_together_share_one_connection() {
-        with_node(async |nodes, node| {
+        with_node(keep_all, async |nodes, node| {
             let table = table(vec![member(1, &node)]);
             let asked = (0..64).map(|_| nodes.connection(&table, NodeNumber(1)));
             let ids = join_all(asked).await.into_iter().map(|asked| asked.unwrap().quic().stable_id());
@@ -139,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_question_without_an_answer_spoils_only_its_own_connection() {
-        with_node(async |nodes, node| {
+        with_node(keep_all, async |nodes, node| {
             let (one, table) = (NodeNumber(1), table(vec![member(1, &node)]));
             let lost = nodes.connection(&table, one).await.unwrap();
             nodes.forget(one, &lost);
@@ -157,7 +165,7 @@ mod tests {
 
     #[test]
     fn nodes_that_departed_keep_no_connection() {
-        with_node(async |nodes, node| {
+        with_node(keep_all, async |nodes, node| {
             for number in 1..=3 {
                 let table = table(vec![member(number, &node)]);
                 nodes.connection(&table, NodeNumber(number)).await.unwrap();

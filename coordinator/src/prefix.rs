@@ -1,7 +1,10 @@
 //! Finds how much of a prefix each node holds, for routers that route by cache.
 //!
-//! The coordinator holds no rows: it asks the homes, as a node does.
+//! The coordinator holds no rows: it asks the homes, as a node does. A home that answers late is left out for a second.
 
+mod late;
+
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,8 +18,9 @@ use larder_protocol::table::{Holder, Member, NodeNumber, RowKey, Table};
 use larder_protocol::{Chain, Fingerprint};
 use serde::Serialize;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
+use self::late::LateHomes;
 use crate::nodes::Nodes;
 use crate::published::Published;
 
@@ -38,7 +42,7 @@ pub(crate) struct Holdings {
     pub(crate) chunks: BTreeMap<String, usize>,
     /// Chunks of the cluster's prefix that each member holds, wherever they are in it, by name.
     pub(crate) held: BTreeMap<String, usize>,
-    /// Homes that did not answer: the counts above lack their rows.
+    /// Homes that did not answer, or answered late a moment ago: the counts above lack their rows.
     pub(crate) silent_homes: Vec<String>,
 }
 
@@ -48,7 +52,7 @@ pub(crate) async fn answer(
     tables: watch::Receiver<Arc<Published>>,
     mut questions: mpsc::Receiver<HoldingsQuery>,
 ) {
-    let asker = Rc::new(Asker { nodes });
+    let asker = Rc::new(Asker { nodes, late: RefCell::default() });
     let asking = Arc::new(Semaphore::new(MAX_ASKING));
     while let Some(HoldingsQuery { fingerprint, chain, trace, answer }) = questions.recv().await {
         // This never fails, since nobody closes the semaphore.
@@ -67,6 +71,7 @@ pub(crate) async fn answer(
 
 struct Asker {
     nodes: Rc<Nodes>,
+    late: RefCell<LateHomes>,
 }
 
 impl Asker {
@@ -86,31 +91,53 @@ impl Asker {
         }
         let asked = by_home.iter().map(|(&home, positions)| {
             let rows = positions.iter().map(|&position| rows[position as usize]).collect();
-            let trace = trace.child(SpanKind::Client, "find");
-            trace.count("larder.chunks", positions.len() as u64);
-            async move {
-                let mut used = None;
-                let asked = async {
-                    let connection = self.nodes.connection(table, home).await?;
-                    ask(used.insert(connection), table, rows, &trace).await
-                };
-                let answer = timeout(HOME_DEADLINE, asked).await;
-                if let (Err(_) | Ok(None), Some(used)) = (&answer, &used) {
-                    self.nodes.forget(home, used);
-                }
-                (home, positions, answer)
-            }
+            async move { (home, positions, self.ask_home(table, home, rows, trace).await) }
         });
         let mut holders: Vec<Vec<Holder>> = vec![Vec::new(); rows.len()];
         let mut silent_homes = Vec::new();
         for (home, positions, answer) in join_all(asked).await {
-            let Ok(Some(spans)) = answer else {
+            let Some(spans) = answer else {
                 silent_homes.extend(table.member(home).map(|member| member.name.clone()));
                 continue;
             };
             note(&mut holders, positions, &spans);
         }
         fold(table, &holders, silent_homes)
+    }
+
+    /// Asks a home for the holders of these rows; `None` if it does not answer in time, or was late a moment ago.
+    async fn ask_home(
+        &self,
+        table: &Table,
+        home: NodeNumber,
+        rows: Vec<RowKey>,
+        trace: &Trace,
+    ) -> Option<Vec<RowSpan>> {
+        let member = table.member(home)?;
+        if !self.late.borrow_mut().is_asked(member, Instant::now()) {
+            return None;
+        }
+        let trace = trace.child(SpanKind::Client, "find");
+        trace.count("larder.chunks", rows.len() as u64);
+        let mut used = None;
+        let asked = async {
+            let connection = self.nodes.connection(table, home).await?;
+            ask(used.insert(connection), table, rows, &trace).await
+        };
+        let answer = timeout(HOME_DEADLINE, asked).await;
+        if let (Err(_) | Ok(None), Some(used)) = (&answer, &used) {
+            self.nodes.forget(home, used);
+        }
+        match answer {
+            Ok(answer) => {
+                self.late.borrow_mut().answered(home);
+                answer
+            }
+            Err(_) => {
+                self.late.borrow_mut().was_late(table, member, Instant::now());
+                None
+            }
+        }
     }
 }
 
@@ -172,7 +199,44 @@ const MAX_HOLDERS: usize = 8;
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use larder_protocol::ChunkHash;
+    use larder_protocol::table::PARTITIONS;
+
     use super::*;
+    use crate::nodes::tests::{member, serve, with_node};
+
+    #[test]
+    fn a_home_that_was_late_is_named_as_silent_without_another_question() {
+        let asked = Rc::new(Cell::new(0));
+        let count = Rc::clone(&asked);
+        // A node that stands still: it takes questions, and does not answer.
+        let stands_still = |node| {
+            serve(node, move |connection| {
+                let count = Rc::clone(&count);
+                tokio::task::spawn_local(async move {
+                    let mut streams = Vec::new();
+                    while let Ok(stream) = connection.quic().accept_bi().await {
+                        count.set(count.get() + 1);
+                        streams.push(stream);
+                    }
+                });
+            })
+        };
+        with_node(stands_still, async |nodes, node| {
+            let homes = vec![NodeNumber(1); usize::from(PARTITIONS)];
+            let table = Table { members: vec![member(1, &node)], homes, ..Table::default() };
+            let asker = Asker { nodes: Rc::new(nodes), late: RefCell::default() };
+            let fingerprint = Fingerprint([9; 32]);
+            let chain = Chain::from_root(fingerprint.root(), vec![ChunkHash([1; 32])]);
+            for _ in 0..3 {
+                let holdings = asker.holdings(&table, &fingerprint, &chain, &Trace::default()).await;
+                assert_eq!((holdings.cluster_chunks, &holdings.silent_homes[..]), (0, &["node".into()][..]));
+                assert_eq!(asked.get(), 1);
+            }
+        });
+    }
 
     #[test]
     fn a_home_that_names_everybody_for_everything_costs_no_more_than_an_honest_one() {
