@@ -1,7 +1,8 @@
 //! Keeps engines' descriptions of chunks, with their tokens, for events.
 //!
 //! Memory is bounded. The longest unused description is forgotten first, except for those that somebody still uses: the publisher
-//! of events keeps the descriptions of the chunks that it has told. If these leave no room, further descriptions are dropped.
+//! of events keeps the descriptions of the chunks that it has told. If these leave no room, further descriptions are dropped. With
+//! several tenants, half of the memory is kept for them in equal parts, as in the arena: no tenant can leave the others none.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,22 +20,28 @@ pub struct Descriptions(Option<Arc<SharedDescriptions>>);
 #[derive(Debug, Default)]
 struct SharedDescriptions {
     known: Mutex<KnownDescriptions>,
-    /// Bytes of all descriptions, also of those that are no longer in `known`.
-    bytes: Arc<AtomicUsize>,
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct KnownDescriptions {
     by_name: HashMap<Name, Entry>,
-    /// The names by last use, the longest unused first.
-    turns: BTreeMap<u64, Name>,
+    tenants: HashMap<Arc<str>, TenantDescriptions>,
     last_turn: u64,
-    /// Bytes of all descriptions, also of those that are no longer in `by_name`.
-    bytes: Arc<AtomicUsize>,
     most_bytes: usize,
+    /// The number of tenants that the node serves.
+    served: usize,
     /// Names of the chunks that were described since the last [`Descriptions::fresh`].
     fresh: Vec<Name>,
+}
+
+/// The descriptions of one tenant.
+#[derive(Debug, Default)]
+struct TenantDescriptions {
+    /// The names by last use, the longest unused first.
+    turns: BTreeMap<u64, Name>,
+    /// Bytes of the descriptions, also of those that are only in use.
+    bytes: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
@@ -55,7 +62,7 @@ pub(crate) struct Name {
 #[derive(Debug)]
 pub(crate) struct DescribedChunk {
     pub(crate) chunk: Described,
-    /// Bytes of all descriptions; this one counts until it is dropped.
+    /// Bytes of all the tenant's descriptions; this one counts until it is dropped.
     all_bytes: Arc<AtomicUsize>,
 }
 
@@ -95,22 +102,28 @@ impl Drop for DescribedChunk {
 }
 
 impl Descriptions {
-    /// Creates descriptions that are kept, for a node with this much memory for chunks.
+    /// Creates descriptions that are kept, for a node with this much memory for chunks and one tenant.
     pub(crate) fn kept(arena_bytes: u64) -> Self {
         let most_bytes = FEWEST_BYTES + (arena_bytes / ARENA_SHARE) as usize;
-        let bytes = Arc::<AtomicUsize>::default();
-        let known =
-            KnownDescriptions { bytes: Arc::clone(&bytes), most_bytes, ..KnownDescriptions::default() };
-        Self(Some(Arc::new(SharedDescriptions { known: Mutex::new(known), bytes, changed: Notify::new() })))
+        let known = KnownDescriptions { most_bytes, served: 1, ..KnownDescriptions::default() };
+        Self(Some(Arc::new(SharedDescriptions { known: Mutex::new(known), changed: Notify::new() })))
+    }
+
+    /// Sets the number of tenants that the node serves.
+    pub(crate) fn tenants_are(&self, served: usize) {
+        if let Some(shared) = &self.0 {
+            shared.lock().served = served;
+        }
     }
 
     /// Keeps an engine's description of a tenant's chunks; false if a chunk's description is not sound.
     pub(crate) fn describe(&self, tenant: &Arc<str>, said: Describe) -> bool {
         let Some(shared) = &self.0 else { return true };
+        let bytes = shared.lock().bytes_of(tenant);
         let named = |chunk: Described| {
             let name =
                 Name { tenant: Arc::clone(tenant), fingerprint: said.fingerprint, hash: chunk.name()? };
-            Some((name, DescribedChunk::new(chunk, &shared.bytes)?))
+            Some((name, DescribedChunk::new(chunk, &bytes)?))
         };
         // Reading a description may take long, so the lock is taken for each.
         for chunk in said.chunks {
@@ -157,23 +170,31 @@ impl KnownDescriptions {
             return;
         }
         self.remove(&name);
-        if !self.make_room() {
+        if !(self.make_room(&name.tenant, Whose::Anyones) || self.make_room(&name.tenant, Whose::Own)) {
             return;
         }
         self.last_turn += 1;
-        self.turns.insert(self.last_turn, name.clone());
+        let tenant = self.tenants.entry(Arc::clone(&name.tenant)).or_default();
+        tenant.turns.insert(self.last_turn, name.clone());
         if self.fresh.len() < MOST_FRESH {
             self.fresh.push(name.clone());
         }
         self.by_name.insert(name, Entry { turn: self.last_turn, chunk: Arc::new(chunk) });
     }
 
-    /// Forgets descriptions until all fit; false if those in use leave no room.
-    fn make_room(&mut self) -> bool {
+    /// The count of a tenant's bytes. Forgets tenants without descriptions.
+    fn bytes_of(&mut self, tenant: &Arc<str>) -> Arc<AtomicUsize> {
+        if !self.tenants.contains_key(tenant) {
+            self.tenants.retain(|_, known| Arc::strong_count(&known.bytes) > 1);
+        }
+        Arc::clone(&self.tenants.entry(Arc::clone(tenant)).or_default().bytes)
+    }
+
+    /// Forgets descriptions until a tenant's descriptions fit; false if those in use leave no room.
+    fn make_room(&mut self, tenant: &str, whose: Whose) -> bool {
         let mut in_use = 0;
-        while self.bytes.load(Ordering::Relaxed) > self.most_bytes {
-            let Some((_, oldest)) = self.turns.first_key_value() else { return false };
-            let oldest = oldest.clone();
+        while !self.fits(tenant) {
+            let Some(oldest) = self.oldest(tenant, whose) else { return false };
             if self.by_name.get(&oldest).is_some_and(|entry| Arc::strong_count(&entry.chunk) > 1) {
                 self.use_again(&oldest);
                 in_use += 1;
@@ -187,20 +208,66 @@ impl KnownDescriptions {
         true
     }
 
+    /// Whether a tenant's descriptions take no more than its own part, or the common part has room for all that tenants have
+    /// beyond their own parts.
+    fn fits(&self, tenant: &str) -> bool {
+        let part = self.part();
+        let common = self.most_bytes - self.served * part;
+        self.tenants.get(tenant).is_none_or(|own| own.bytes() <= part)
+            || self.tenants.values().map(|tenant| tenant.bytes().saturating_sub(part)).sum::<usize>()
+                <= common
+    }
+
+    /// Bytes that are kept for each tenant, used or not.
+    fn part(&self) -> usize {
+        match self.served {
+            0 | 1 => 0,
+            several => self.most_bytes / (2 * several),
+        }
+    }
+
+    /// The longest unused description that is not within a tenant's own part.
+    fn oldest(&self, tenant: &str, whose: Whose) -> Option<Name> {
+        let part = self.part();
+        let considered = |name: &str| matches!(whose, Whose::Anyones) || name == tenant;
+        let tenants = self.tenants.iter().filter(|(name, known)| known.bytes() > part && considered(name));
+        let oldest = tenants.filter_map(|(_, known)| known.turns.first_key_value());
+        oldest.min_by_key(|(turn, _)| **turn).map(|(_, name)| name.clone())
+    }
+
     fn remove(&mut self, name: &Name) {
-        if let Some(Entry { turn, .. }) = self.by_name.remove(name) {
-            self.turns.remove(&turn);
+        if let Some(Entry { turn, .. }) = self.by_name.remove(name)
+            && let Some(tenant) = self.tenants.get_mut(&name.tenant)
+        {
+            tenant.turns.remove(&turn);
         }
     }
 
     fn use_again(&mut self, name: &Name) {
-        if let Some(entry) = self.by_name.get_mut(name) {
-            self.turns.remove(&entry.turn);
+        if let Some(entry) = self.by_name.get_mut(name)
+            && let Some(tenant) = self.tenants.get_mut(&name.tenant)
+        {
+            tenant.turns.remove(&entry.turn);
             self.last_turn += 1;
             entry.turn = self.last_turn;
-            self.turns.insert(entry.turn, name.clone());
+            tenant.turns.insert(entry.turn, name.clone());
         }
     }
+}
+
+impl TenantDescriptions {
+    fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// The descriptions that may make room for a new one.
+#[derive(Debug, Clone, Copy)]
+enum Whose {
+    /// Those of the new one's tenant.
+    Own,
+    /// Those of all tenants that have more than their own part.
+    Anyones,
 }
 
 /// Maximum bytes of all descriptions, for a node with little memory: enough for some 40,000 chunks of 256 tokens.
@@ -292,15 +359,8 @@ mod tests {
     #[test]
     fn descriptions_in_use_count_and_are_not_forgotten() {
         let descriptions = Descriptions::kept(0);
-        let bytes = || descriptions.0.as_ref().unwrap().lock().bytes.load(Ordering::Relaxed);
-        let extra_keys = format!(r#"[["{}"],null]"#, "x".repeat(16_000));
-        let say = |number: u32| {
-            let mut describe = said(1, 4);
-            describe.chunks[0].blocks[1] = first_of(number);
-            describe.chunks[0].extra_keys.clone_from(&extra_keys);
-            assert!(descriptions.describe(&"a".into(), describe));
-            descriptions.get(&Name { hash: first_of(number), ..name("a", 1) })
-        };
+        let bytes = || bytes(&descriptions);
+        let say = |number| say(&descriptions, "a", number);
         // Somebody keeps all of them, as the publisher does whose chunks stay.
         let mut used: Vec<_> = (0..10_000).map_while(say).collect();
         let fit = used.len();
@@ -314,6 +374,48 @@ mod tests {
         assert!((20_000..20_100).any(|number| say(number).is_some()), "there is room again");
         drop((used, known));
         assert!(bytes() <= FEWEST_BYTES && bytes() > 0);
+    }
+
+    /// Bytes of all descriptions.
+    fn bytes(descriptions: &Descriptions) -> usize {
+        descriptions.0.as_ref().unwrap().lock().tenants.values().map(TenantDescriptions::bytes).sum()
+    }
+
+    /// Describes a tenant's large chunk of this number. Returns its description, unless there was no room.
+    fn say(descriptions: &Descriptions, tenant: &str, number: u32) -> Option<Arc<DescribedChunk>> {
+        let mut describe = said(1, 4);
+        describe.chunks[0].blocks[1] = first_of(number);
+        describe.chunks[0].extra_keys = format!(r#"[["{}"],null]"#, "x".repeat(16_000));
+        assert!(descriptions.describe(&tenant.into(), describe));
+        descriptions.get(&Name { hash: first_of(number), ..name(tenant, 1) })
+    }
+
+    #[test]
+    fn a_tenant_whose_descriptions_are_all_in_use_leaves_the_others_room() {
+        let descriptions = Descriptions::kept(0);
+        descriptions.tenants_are(2);
+        let used = |tenant| -> Vec<_> {
+            (0..10_000).map_while(|number| say(&descriptions, tenant, number)).collect()
+        };
+        let first = used("a");
+        let second = used("b");
+        let parts = [&first, &second].map(|used| used.len() * 100 / (first.len() + second.len()));
+        assert_eq!(parts, [75, 24], "the first has its part and all that is common");
+        assert!(bytes(&descriptions) <= FEWEST_BYTES);
+        drop(first);
+        assert!(say(&descriptions, "b", 20_000).is_some(), "what the first uses no more makes room");
+        assert!(bytes(&descriptions) <= FEWEST_BYTES);
+    }
+
+    #[test]
+    fn unused_descriptions_of_one_tenant_are_found_behind_those_in_use_of_another() {
+        let descriptions = Descriptions::kept(0);
+        descriptions.tenants_are(2);
+        let _used: Vec<_> = (0..1_700).map(|number| say(&descriptions, "a", number).unwrap()).collect();
+        for number in 0..10_000 {
+            assert!(say(&descriptions, "b", number).is_some(), "{number}");
+        }
+        assert!(bytes(&descriptions) <= FEWEST_BYTES);
     }
 
     fn first_of(number: u32) -> ChunkHash {

@@ -233,7 +233,9 @@ fn now_us() -> u64 {
 fn new_descriptions(limits: &Limits) -> Descriptions {
     let tells = limits.kv_events.as_ref().is_some_and(|events| events.tokens != EventTokens::Off);
     let arena_bytes = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
-    if tells { Descriptions::kept(arena_bytes) } else { Descriptions::default() }
+    let descriptions = if tells { Descriptions::kept(arena_bytes) } else { Descriptions::default() };
+    descriptions.tenants_are(limits.tenants.len());
+    descriptions
 }
 
 /// Publishes events in vLLM's format, if the configuration says so.

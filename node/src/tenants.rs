@@ -130,6 +130,7 @@ impl Doors {
             ));
         }
         let bound = self.bind(&wanted, &tenants, new)?;
+        self.settings.descriptions.tenants_are(wanted.len());
         for (number, tenant) in (0..).zip(&mut tenants).filter(|(_, tenant)| tenant.is_served) {
             let Some(door) = self.open.get_mut(&number) else { continue };
             match wanted.get(tenant.name.as_str()) {
