@@ -4,30 +4,30 @@
 //! object store has it, or if it is on the disk of a node that comes back. The others are offered in batches: the actor asks the
 //! directory who else has them, then asks the taker with the most room to keep the rest, and waits for its answer. The taker
 //! fetches them like any other chunk ([`take`]), so the usual path checks names, checksums and bounds. A taker that does not
-//! answer, or refuses all, is not asked again while another taker takes something. If no taker does, takers that refuse are asked a
-//! few more times: they may not know yet who asks. Silent takers are asked for 5 seconds: they may stand still for a moment. A
+//! answer, or refuses all, is not asked again while another taker takes something; a taker that refuses a namespace is not asked
+//! for this namespace. If no taker does, takers that refuse are asked a few more times: they may not know yet who asks. Silent takers are asked for 5 seconds: they may stand still for a moment. A
 //! drain is over when nothing is left to offer, when each taker's next victim is worth more than the chunks that are left, when no
 //! taker takes anything, or when its time is up.
 //!
 //! While it drains, an actor serves reads and keeps nothing new: engines are told that there is nothing to write, and fetched
 //! chunks pass.
 
+mod queue;
 pub mod take;
 mod takers;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use larder_protocol::Fingerprint;
-use larder_protocol::drain::{DrainCounts, TakeChunk, TakeNamespace, Taken, WHOLE_RANK_PPM};
+use larder_protocol::drain::{DrainCounts, TakeNamespace, Taken, WHOLE_RANK_PPM};
 use larder_protocol::table::Holder;
 
 use crate::Core;
 use crate::directory::Holders;
 use crate::effect::{Effect, TakeOrder};
 use crate::event::{DrainOrder, QuestionId, TakeNumber};
-use crate::store::Leaving;
 use crate::store::ids::ChunkId;
+use queue::{Batch, Candidate, Queue};
 use takers::Takers;
 
 /// The progress of an actor's drain.
@@ -44,10 +44,7 @@ pub struct DrainProgress {
 pub(crate) struct Drain {
     order: DrainOrder,
     takers: Takers,
-    /// Chunks that were not considered yet, the most worth last.
-    queue: Vec<Candidate>,
-    /// Chunks that need not be considered again.
-    seen: HashSet<ChunkId>,
+    queue: Queue,
     step: DrainStep,
     /// When the budget allows the next batch.
     not_before: Duration,
@@ -61,22 +58,6 @@ pub(crate) struct Drain {
     is_over: bool,
 }
 
-/// A chunk that may have to move.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Candidate {
-    id: ChunkId,
-    rank_ppm: u32,
-    /// How often it was refused.
-    refusals: u8,
-}
-
-/// Chunks of one namespace that are offered together.
-#[derive(Debug)]
-struct Batch {
-    fingerprint: Fingerprint,
-    chunks: Vec<(Candidate, TakeChunk, u64)>,
-}
-
 /// What a drain waits for.
 #[derive(Debug)]
 enum DrainStep {
@@ -87,7 +68,7 @@ enum DrainStep {
     /// The directory: who else has the batch.
     Asking(QuestionId, Batch),
     /// A taker's answer.
-    Moving { take: TakeNumber, taker: Holder, batch: Batch, until: Duration },
+    Moving { take: TakeNumber, taker: Holder, batch: Batch, since: Duration },
 }
 
 impl Drain {
@@ -99,36 +80,6 @@ impl Drain {
         }
     }
 
-    /// Takes the next batch from the queue: the chunks of most worth that the best taker would keep. `None` if there are none.
-    fn next_batch(&mut self, leaving: impl Fn(ChunkId) -> Leaving) -> Option<Batch> {
-        let most = self.takers.best().map_or(0, |(_, room)| room.rank_limit_ppm());
-        let (mut batch, mut others, mut bytes) = (None::<Batch>, Vec::new(), 0);
-        while let Some(candidate) = self.queue.pop() {
-            let Leaving::Moves { fingerprint, chunk, bytes: more } = leaving(candidate.id) else {
-                let is_kept = leaving(candidate.id) == Leaving::KeptBelow;
-                self.counts.kept_below += u64::from(is_kept);
-                continue;
-            };
-            let is_full = batch
-                .as_ref()
-                .is_some_and(|batch| batch.chunks.len() >= BATCH_CHUNKS || bytes + more > BATCH_BYTES);
-            if is_full || candidate.rank_ppm >= most || others.len() >= LOOK_AHEAD {
-                self.queue.push(candidate);
-                break;
-            }
-            let batch = batch.get_or_insert_with(|| Batch { fingerprint, chunks: Vec::new() });
-            if batch.fingerprint == fingerprint {
-                bytes += more;
-                let take = TakeChunk { chunk, rank_ppm: candidate.rank_ppm };
-                batch.chunks.push((candidate, take, more));
-            } else {
-                others.push(candidate);
-            }
-        }
-        self.queue.extend(others.into_iter().rev());
-        batch
-    }
-
     /// Ends the drain: chunks that are left do not move.
     fn end(&mut self) {
         if let DrainStep::Moving { batch, .. } | DrainStep::Asking(_, batch) =
@@ -136,8 +87,7 @@ impl Drain {
         {
             self.counts.left += batch.chunks.len() as u64;
         }
-        self.counts.left += std::mem::take(&mut self.queue).len() as u64;
-        self.seen = HashSet::new();
+        self.counts.left += self.queue.clear();
         self.is_over = true;
     }
 }
@@ -152,8 +102,7 @@ impl Core {
         let mut drain = Drain {
             order,
             takers: Takers::default(),
-            queue: Vec::new(),
-            seen: HashSet::new(),
+            queue: Queue::default(),
             step: DrainStep::Ready,
             not_before: self.now,
             asks_left: ASKS_AGAIN,
@@ -230,7 +179,9 @@ impl Core {
             }
             match drain.step {
                 DrainStep::Polling(_, until) if self.now >= until => drain.step = DrainStep::Ready,
-                DrainStep::Moving { take, until, .. } if self.now >= until => self.take_answered(take, None),
+                DrainStep::Moving { take, since, .. } if self.now >= since + TAKE_DEADLINE => {
+                    self.take_answered(take, None)
+                }
                 DrainStep::Ready if self.now >= drain.not_before => {
                     if !self.offer_next() {
                         return;
@@ -245,14 +196,14 @@ impl Core {
     fn offer_next(&mut self) -> bool {
         let (Some(drain), store) = (&mut self.drain, &self.store) else { return false };
         let keeps_disk = drain.order.keeps_disk;
-        let batch = drain.next_batch(|id| store.leaving(id, keeps_disk));
+        let (batch, kept_below) = drain.queue.batch(&drain.takers, |id| store.leaving(id, keeps_disk));
+        drain.counts.kept_below += kept_below;
         let Some(batch) = batch else {
-            // Once the queue is empty, chunks that were committed since the start are queued.
-            let is_stuck = !drain.queue.is_empty();
-            if is_stuck && self.ask_the_unwilling() {
+            // Once nothing is left to offer, chunks that were committed since the start are queued.
+            if drain.queue.is_stuck() && self.ask_the_unwilling() {
                 return true;
             }
-            if is_stuck || !self.queue_leaving() {
+            if !self.queue_leaving() {
                 self.drain.iter_mut().for_each(Drain::end);
             }
             return self.drain.as_ref().is_some_and(|drain| !drain.is_over);
@@ -275,11 +226,9 @@ impl Core {
             let rank_ppm = (rank * u64::from(WHOLE_RANK_PPM) / all) as u32;
             Candidate { id, rank_ppm, refusals: 0 }
         });
-        let mut queue: Vec<Candidate> = ranked.filter(|candidate| drain.seen.insert(candidate.id)).collect();
-        queue.reverse();
-        drain.counts.found += queue.len() as u64;
-        drain.queue = queue;
-        !drain.queue.is_empty()
+        let added = drain.queue.extend(ranked);
+        drain.counts.found += added;
+        added > 0
     }
 
     /// Takes the directory's answer: the batch's chunks that no other node has are offered.
@@ -302,20 +251,19 @@ impl Core {
         if batch.chunks.is_empty() {
             return;
         }
-        let spec = self.store.described(&batch.fingerprint);
-        let (Some((taker, _)), Some((tenant, spec))) = (drain.takers.best(), spec) else {
+        let Some((tenant, spec)) = self.store.described(&batch.fingerprint) else {
             drain.counts.left += batch.chunks.len() as u64;
             return;
         };
+        let Some(taker) = drain.takers.best(&batch.fingerprint) else {
+            // The takers are others meanwhile.
+            let offered = batch.chunks.into_iter().rev();
+            return offered.for_each(|(candidate, ..)| drain.queue.again(candidate));
+        };
         let namespace = Some(TakeNamespace { tenant: tenant.to_owned(), spec: spec.clone() });
-        let bytes: u64 = batch.chunks.iter().map(|(_, _, bytes)| bytes).sum();
-        if let Some(budget) = drain.order.bytes_per_second {
-            let takes = Duration::from_secs_f64(bytes as f64 / budget.max(1) as f64);
-            drain.not_before = drain.not_before.max(self.now) + takes;
-        }
         let take = TakeNumber(self.bring.next_number());
         let chunks = batch.chunks.iter().map(|(_, take, _)| *take).collect();
-        drain.step = DrainStep::Moving { take, taker, batch, until: self.now + TAKE_DEADLINE };
+        drain.step = DrainStep::Moving { take, taker, batch, since: self.now };
         self.effects.push_back(Effect::AskToTake(TakeOrder { take, taker, namespace, chunks }));
     }
 
@@ -334,12 +282,13 @@ impl Core {
                 }
             }
             DrainStep::Moving { take, .. } if *take == number => {
-                let DrainStep::Moving { taker, batch, .. } =
+                let DrainStep::Moving { taker, batch, since, .. } =
                     std::mem::replace(&mut drain.step, DrainStep::Ready)
                 else {
                     return;
                 };
-                drain.moved(taker, batch, taken);
+                let bytes = drain.moved(taker, batch, taken);
+                drain.charge(since, bytes);
             }
             _ => {}
         }
@@ -360,41 +309,48 @@ impl Core {
 }
 
 impl Drain {
-    /// Counts a batch that a taker answered. Chunks that the taker did not keep are offered to others.
-    fn moved(&mut self, taker: Holder, batch: Batch, taken: Option<Taken>) {
-        match &taken {
-            Some(taken) => self.takers.answered(taker, taken),
-            None => self.takers.failed(taker),
-        }
-        let is_kept = taken.map(|taken| taken.is_kept).unwrap_or_default();
+    /// Counts a batch that a taker answered. Chunks that the taker did not keep are offered to others. Returns the bytes of the
+    /// kept chunks.
+    fn moved(&mut self, taker: Holder, batch: Batch, taken: Option<Taken>) -> u64 {
+        let Batch { fingerprint, chunks } = batch;
+        let is_kept = taken.as_ref().map(|taken| taken.is_kept.clone()).unwrap_or_default();
         let is_kept = is_kept.into_iter().chain(std::iter::repeat(false));
-        for ((mut candidate, _, bytes), is_kept) in
-            batch.chunks.into_iter().zip(is_kept).collect::<Vec<_>>().into_iter().rev()
-        {
-            if is_kept {
-                self.counts.moved += 1;
-                self.silent_until = None;
-                self.counts.moved_bytes += bytes;
-                continue;
+        let (kept, others): (Vec<_>, Vec<_>) =
+            chunks.into_iter().zip(is_kept).partition(|(_, is_kept)| *is_kept);
+        let (moved, bytes) = (kept.len() as u64, kept.iter().map(|((.., bytes), _)| bytes).sum());
+        self.counts.moved += moved;
+        self.counts.moved_bytes += bytes;
+        if moved > 0 {
+            self.silent_until = None;
+        }
+        let best_rank = others.first().map_or(WHOLE_RANK_PPM, |((candidate, ..), _)| candidate.rank_ppm);
+        let refuses_all = match &taken {
+            Some(taken) => self.takers.took(taker, fingerprint, taken, (moved, bytes), best_rank),
+            None => {
+                self.takers.failed(taker);
+                false
             }
-            candidate.refusals += 1;
+        };
+        for ((mut candidate, ..), _) in others.into_iter().rev() {
+            // A taker that refuses a whole namespace says nothing of the chunk.
+            candidate.refusals += u8::from(!refuses_all);
             if candidate.refusals < MOST_REFUSALS {
-                self.queue.push(candidate);
+                self.queue.again(candidate);
             } else {
                 self.counts.left += 1;
             }
         }
+        bytes
+    }
+
+    /// Charges the budget for bytes that moved from `since` on. Chunks that were not kept cost nothing.
+    fn charge(&mut self, since: Duration, bytes: u64) {
+        if let Some(budget) = self.order.bytes_per_second {
+            let takes = Duration::from_secs_f64(bytes as f64 / budget.max(1) as f64);
+            self.not_before = self.not_before.max(since + takes);
+        }
     }
 }
-
-/// Chunks of a batch: one question to the directory, and enough to keep a connection busy.
-const BATCH_CHUNKS: usize = 64;
-
-/// Bytes of a batch; a single chunk may be larger.
-const BATCH_BYTES: u64 = 4 << 20;
-
-/// Chunks of other namespaces that are passed over while a batch fills.
-const LOOK_AHEAD: usize = 256;
 
 /// Takers whose room is asked for at the start.
 const MOST_POLLED: usize = 64;

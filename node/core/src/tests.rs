@@ -240,12 +240,14 @@ impl World {
     }
 
     fn put(&mut self, word: &str) {
-        let chain = self.chain(word);
+        self.put_in(self.session, self.namespace, &self.chain(word));
+    }
+
+    fn put_in(&mut self, session: SessionId, namespace: u32, chain: &Chain) {
         let store = &mut self.core.store;
-        let reserved = store.reserve(self.session, self.namespace, &chain, 0, crate::Millis(0)).unwrap();
+        let reserved = store.reserve(session, namespace, chain, 0, crate::Millis(0)).unwrap();
         let sources = vec![0; reserved.chunks.len()];
-        let order =
-            store.begin_commit(self.session, reserved.reservation, &reserved.chunks, &sources).unwrap();
+        let order = store.begin_commit(session, reserved.reservation, &reserved.chunks, &sources).unwrap();
         let sums = order.moves.iter().map(|_| Checksums::default()).collect();
         assert_eq!(store.finish_commit(order.order, Some(sums)) as usize, reserved.chunks.len());
     }
