@@ -138,12 +138,9 @@ impl Peers {
                 self.turns().get(&request).into_iter().for_each(|told| told.tell(turn));
             }
             Effect::Probe { peer, probe, deadline } => {
-                let (peers, link) = (self.clone(), self.0.links.borrow().get(&peer).cloned());
+                let peers = self.clone();
                 actix_rt::spawn(async move {
-                    let Some(link) = link else { return };
-                    let before = peers.came(&link);
-                    let answers = timeout(deadline, peers.answers(&link)).await == Ok(true);
-                    let was_heard = peers.came(&link) > before;
+                    let (answers, was_heard) = peers.asks_for_a_sign(peer, deadline).await;
                     peers.decide(|exchange, now| exchange.probed(now, peer, probe, answers, was_heard));
                 });
             }
@@ -354,9 +351,16 @@ impl Peers {
     /// The link to a member that is not known to be silent.
     pub(super) fn link(&self, node: NodeNumber) -> Result<Rc<Link>, NoPeer> {
         let peer = self.decide(|exchange, _| exchange.peer(node))?;
-        let name = || self.table().member(node).map(|member| member.name.clone()).unwrap_or_default();
+        self.link_to(peer).ok_or(NoPeer::NotAMember)
+    }
+
+    /// The link to a member in this life, silent or not.
+    fn link_to(&self, peer: PeerId) -> Option<Rc<Link>> {
+        let table = self.table();
+        let member = table.member(peer.node).filter(|member| member.incarnation == peer.incarnation)?;
         let mut links = self.0.links.borrow_mut();
-        Ok(Rc::clone(links.entry(peer).or_insert_with(|| Rc::new(Link::new(peer, name())))))
+        let link = links.entry(peer).or_insert_with(|| Rc::new(Link::new(peer, member.name.clone())));
+        Some(Rc::clone(link))
     }
 
     /// Asks on a connection, or on another if the other side closed the first as idle. Also returns the connection's version.
@@ -395,6 +399,15 @@ impl Peers {
     /// Notes that a node sent a chunk, or said that it has none.
     pub(super) fn heard(&self, link: &Link) {
         self.decide(|exchange, _| exchange.heard(link.peer));
+    }
+
+    /// Asks a node for a sign of life, also if it was never asked for anything. Returns whether it answered in time, and whether it
+    /// sent any packet meanwhile.
+    async fn asks_for_a_sign(&self, peer: PeerId, deadline: Duration) -> (bool, bool) {
+        let Some(link) = self.link_to(peer) else { return (false, false) };
+        let before = self.came(&link);
+        let answers = timeout(deadline, self.answers(&link)).await == Ok(true);
+        (answers, self.came(&link) > before)
     }
 
     /// Whether a node gives a sign of life.

@@ -2,6 +2,7 @@
 //!
 //! Packets between the two nodes go through a relay that the test can stop: then nothing at all comes from the other side.
 
+use larder_protocol::table::MemberState;
 use tokio::net::UdpSocket;
 
 use super::*;
@@ -104,5 +105,35 @@ fn a_holder_that_is_heard_and_sends_no_blocks_is_left_out_after_some_deadlines()
         }
         let came = asker.fetch(1, LONG).await;
         assert!(matches!(came[0], Arrival::Failed(FetchFailure::Unreachable)), "{came:?}");
+    });
+}
+
+/// A table of the two nodes, of which the other is suspect.
+fn with_a_suspect_at(address: SocketAddr) -> Table {
+    let mut table = Table::clone(&table(1, &BTreeMap::from([(1, 10), (2, 20)])));
+    (table.members[1].peer, table.members[1].state) = (address, MemberState::Suspect);
+    table
+}
+
+#[test]
+fn a_witness_asks_a_suspect_to_which_it_never_talked() {
+    System::new().block_on(async {
+        let [asker, holder] = endpoints(["node-1", "node-2"]);
+        let table = with_a_suspect_at(holder.local_address());
+        let holder = Holder2::serve(holder);
+        let asker = Asker::new(asker, &ExchangeLimits::default(), table);
+        until("the suspect is asked", || holder.connections.borrow().len() == 1).await;
+        assert!(is_here(&asker.fetch(1, LONG).await) && asker.silent.get().is_empty());
+    });
+}
+
+#[test]
+fn a_witness_finds_a_dead_suspect_silent_to_which_it_never_talked() {
+    System::new().block_on(async {
+        let [asker] = endpoints(["node-1"]);
+        let nobody = UdpSocket::bind(any_port()).await.unwrap();
+        let table = with_a_suspect_at(nobody.local_addr().unwrap());
+        let asker = Asker::new(asker, &ExchangeLimits::default(), table);
+        until("the suspect is found silent", || asker.silent.contains(NodeNumber(2))).await;
     });
 }
