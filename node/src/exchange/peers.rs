@@ -1,7 +1,7 @@
 //! Other nodes: asks them, and performs the exchange's decisions about them.
 
 use std::cell::{Cell, RefCell, RefMut};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -247,7 +247,8 @@ impl Peers {
 
     /// Takes a new table. Removes the metrics of nodes that left the table.
     pub(super) fn set_table(&self, table: Arc<Table>, own: NodeNumber) {
-        let gone = |was: &&Member| table.members.iter().all(|member| member.name != was.name);
+        let names: HashSet<&str> = table.members.iter().map(|member| &*member.name).collect();
+        let gone = |was: &&Member| !names.contains(&*was.name);
         let metrics = self.metrics();
         self.table().members.iter().filter(gone).for_each(|member| metrics.forget(&member.name));
         let others = table.members.iter().filter(|member| member.number != own);
