@@ -1,6 +1,6 @@
 //! A coordinator that is one of several: it follows, begins to lead, and leads only while its right lasts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use larder_protocol::table::{Epoch, MemberState, NodeNumber, Table};
@@ -130,13 +130,14 @@ impl Membership {
             Some(given) => given == number,
             None => !known.is_awaited,
         });
+        let taken: BTreeSet<NodeNumber> = table.members.iter().map(|member| member.number).collect();
+        self.numbers.retain(|_, given| !taken.contains(&given.number));
         for member in &table.members {
             let has_joined = |known: &KnownMember| !known.is_awaited && known.member.name == member.name;
             if !self.members.get(&member.number).is_some_and(has_joined) {
                 let known = KnownMember { is_awaited: true, ..KnownMember::new(member.clone(), now) };
                 self.members.insert(member.number, known);
             }
-            self.numbers.retain(|_, given| given.number != member.number);
             let given = Given { number: member.number, left: self.leavings };
             self.numbers.insert(member.name.clone(), given);
         }
