@@ -17,9 +17,9 @@ impl Pace {
         Self { bytes_per_second, over: Duration::ZERO }
     }
 
-    /// Sets another limit, from the next piece on.
+    /// Sets another limit, from the next piece on: it does not wait for the pieces that have their turns by the old limit.
     pub fn set(&mut self, bytes_per_second: Option<NonZeroU64>) {
-        self.bytes_per_second = bytes_per_second;
+        (self.bytes_per_second, self.over) = (bytes_per_second, Duration::ZERO);
     }
 
     /// The time for which a piece waits before it goes. A sender that stops waiting still uses its turn. Up to `MADE_UP` of the

@@ -65,6 +65,16 @@ fn pieces_follow_each_other_at_the_rate_and_a_pause_is_made_up_for_by_a_few_mill
 }
 
 #[test]
+fn after_a_change_of_the_limit_the_next_piece_does_not_wait_for_turns_at_the_old_rate() {
+    let mut pace = Pace::new(Some(NonZeroU64::MIN));
+    pace.pause(ms(0), 500_000);
+    assert_eq!(pace.pause(ms(0), 1_000), ms(500_000_000), "500,000 bytes take six days");
+    pace.set(Some(RATE));
+    assert_eq!(pace.pause(ms(10), 500_000), ms(0));
+    assert_eq!(pace.pause(ms(10), 1_000), ms(495), "the new rate counts");
+}
+
+#[test]
 fn no_number_of_bytes_overflows() {
     let mut pace = Pace::new(Some(NonZeroU64::MIN));
     pace.pause(ms(1), u64::MAX);
