@@ -25,7 +25,7 @@ use larder_net::quic::{
 use larder_net::trace::{Sampler, Trace};
 use larder_protocol::identity::Role;
 use larder_protocol::peer::PeerRequest;
-use quinn::{RecvStream, SendStream};
+use quinn::{RecvStream, SendStream, VarInt};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
@@ -65,7 +65,8 @@ pub(super) struct BlockThread(mpsc::Sender<Work>);
 /// A batch to fetch.
 #[derive(Debug)]
 pub(super) struct ThreadFetch {
-    /// The address of the holder's node, and its name.
+    /// The life of the holder's node, its address and its name.
+    pub(super) incarnation: u64,
     pub(super) address: SocketAddr,
     pub(super) name: String,
     pub(super) from: From,
@@ -99,8 +100,9 @@ struct Thread {
     watch: Watch,
 }
 
-/// The way to another node.
+/// The way to another node, in one life.
 struct Link {
+    incarnation: u64,
     address: SocketAddr,
     connection: tokio::sync::Mutex<Option<Connection>>,
     users: Cell<usize>,
@@ -296,18 +298,26 @@ impl Thread {
         self.mover.receive(asked, from, batch, came).await;
     }
 
+    /// The link to the holder's node; `None` if the fetch is for an earlier life of the node. The connection with an earlier life
+    /// is closed: packets to a dead process get no answer, not even an error, so its fetches would wait in vain.
+    fn link(&self, fetch: &ThreadFetch) -> Option<Rc<Link>> {
+        let &ThreadFetch { incarnation, address, ref name, .. } = fetch;
+        let mut links = self.links.borrow_mut();
+        let link = links.entry(name.clone()).or_insert_with(|| Rc::new(Link::new(incarnation, address)));
+        if incarnation < link.incarnation {
+            return None;
+        }
+        if (link.incarnation, link.address) != (incarnation, address) {
+            link.close();
+            *link = Rc::new(Link::new(incarnation, address));
+        }
+        Some(Rc::clone(link))
+    }
+
     /// The connection to a node, dialed if there is none.
     async fn connection(&self, fetch: &ThreadFetch) -> Option<(Connection, InUse)> {
         let ThreadFetch { address, name, .. } = fetch;
-        let common = self.mover.common.clone();
-        let link = {
-            let mut links = self.links.borrow_mut();
-            let link = links.entry(name.clone()).or_insert_with(|| Rc::new(Link::new(*address)));
-            if link.address != *address {
-                *link = Rc::new(Link::new(*address));
-            }
-            Rc::clone(link)
-        };
+        let (link, common) = (self.link(fetch)?, self.mover.common.clone());
         link.users.set(link.users.get() + 1);
         let in_use = InUse { link, common };
         let mut open = in_use.link.connection.lock().await;
@@ -423,9 +433,16 @@ struct Serving {
 }
 
 impl Link {
-    fn new(address: SocketAddr) -> Self {
+    fn new(incarnation: u64, address: SocketAddr) -> Self {
         let connection = tokio::sync::Mutex::default();
-        Self { address, connection, users: Cell::new(0), used_at: Cell::default() }
+        Self { incarnation, address, connection, users: Cell::new(0), used_at: Cell::default() }
+    }
+
+    /// Closes the connection, with the fetches on it. A connection that is being dialed ends with the fetch that dials it.
+    fn close(&self) {
+        if let Ok(open) = self.connection.try_lock() {
+            open.iter().for_each(|open| open.quic().close(CLOSED, b"the node has another life"));
+        }
     }
 }
 
@@ -435,6 +452,8 @@ impl Drop for InUse {
         self.link.used_at.set(self.common.now());
     }
 }
+
+const CLOSED: VarInt = VarInt::from_u32(0);
 
 /// Orders that wait for a block thread.
 const QUEUE_WORK: usize = 1_024;

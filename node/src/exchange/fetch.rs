@@ -175,7 +175,8 @@ impl Fetching<'_> {
         {
             let (name, batch) = (self.link.name.clone(), batch.clone());
             let (trace, report) = (trace.clone(), self.report.clone());
-            let fetch = ThreadFetch { address, name, from, batch, trace, report };
+            let incarnation = self.link.peer.incarnation;
+            let fetch = ThreadFetch { incarnation, address, name, from, batch, trace, report };
             let came = |at: usize, arrival| {
                 let bytes = self.note(at, arrival);
                 self.peers.metrics().block_thread_bytes.inc_by(bytes);

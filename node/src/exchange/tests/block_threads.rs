@@ -102,6 +102,47 @@ fn large_orders_spread_over_the_block_threads_of_both_nodes() {
 }
 
 #[test]
+fn block_threads_dial_a_node_that_has_restarted_at_its_address_anew() {
+    System::new().block_on(async {
+        let [asker, holder] = Node::all([("node-1", 2), ("node-2", 2)]);
+        let mut before = Table::clone(&table(1, &BTreeMap::from([(1, 10), (2, 20)])));
+        before.members[1].peer = holder.endpoint.local_address();
+        let mut after = before.clone();
+        (after.epoch.number, after.members[1].incarnation) = (2, 21);
+        let limits = large_batches();
+        let serving = Serving::with(holder.endpoint, limits.clone(), async |common| {
+            let threads = Node::threads(holder.others, &holder.credentials, &common).await;
+            (common, threads)
+        });
+        let _serving = serving.await;
+        let common = common(&limits);
+        let mut threads = Node::threads(asker.others, &asker.credentials, &common).await;
+        let (opens, opened) = mpsc::unbounded_channel();
+        let mut dials = std::mem::replace(&mut threads.opened, opened);
+        let dialled = Rc::new(RefCell::new(Vec::<Connection>::new()));
+        let notes = Rc::clone(&dialled);
+        actix_rt::spawn(async move {
+            while let Some(connection) = dials.recv().await {
+                notes.borrow_mut().push(connection.clone());
+                _ = opens.send(connection);
+            }
+        });
+        let asker = Asker::with_threads(asker.endpoint, &limits, before, common, threads);
+        let are_open = || -> Vec<bool> {
+            dialled.borrow().iter().map(|dialled| dialled.quic().close_reason().is_none()).collect()
+        };
+        assert!(is_here(&asker.fetch(64, LONG).await));
+        until("both block threads have dialled", || are_open() == [true; 2]).await;
+        let table = Arc::new(after);
+        asker.actor.send(NewTable { table, own: NodeNumber(1) }).await.unwrap();
+        assert!(is_here(&asker.fetch(64, LONG).await));
+        until("both dial the other life", || are_open() == [false, false, true, true]).await;
+        assert!(is_here(&asker.fetch(64, LONG).await));
+        assert_eq!(dialled.borrow().len(), 4, "the same connections");
+    });
+}
+
+#[test]
 fn small_orders_need_no_block_thread() {
     between_threads([2, 2], async |asker, holder| {
         for _ in 0..5 {
