@@ -33,7 +33,7 @@ use super::connections::{AskedAgain, InUse, Link};
 use super::peers::Peers;
 use super::place::InLine;
 use super::send::order::{BEFORE_BLOCKS, SendOrder, SendTurns};
-use super::serve::{BUSY_RETRY_MS, STALL_DEADLINE, Server};
+use super::serve::{BUSY_RETRY_MS, SEND_DEADLINE, STALL_DEADLINE, Server};
 use super::{AskFollow, FetchChunk, FollowOrder, PeerNews, PeerStep};
 use crate::arena::Destination;
 use crate::watched::here;
@@ -330,10 +330,11 @@ fn sums_of(to: &Destination) -> Option<Checksums> {
 }
 
 impl Server {
-    /// Sends a following node the chunks' news. Sent bytes stay leased until the last byte was acknowledged.
+    /// Sends a following node the chunks' news. Sent bytes stay leased until the last byte was acknowledged, or until the follower has
+    /// read nothing for a while.
     pub(super) async fn tell_follower(
         &self,
-        (peer, sends): (&Identity, &SendOrder),
+        (connection, sends): (&Connection, &SendOrder),
         mut send: SendStream,
         FollowPools { chunks, pools }: FollowPools,
     ) {
@@ -363,7 +364,7 @@ impl Server {
                 open -= usize::from(!matches!(step, PeerStep::Layers { .. }));
                 message += 1;
                 let sent = self.tell_step(
-                    peer,
+                    connection.peer(),
                     (&mut send, &mut turns),
                     Followed { order, message, chunk, step: said(&step) },
                     step,
@@ -375,7 +376,10 @@ impl Server {
             }
             let _ = send.finish();
             // The lease ends when the last byte has come.
-            let _ = send.stopped().await;
+            let acknowledged = timeout(SEND_DEADLINE, self.peers.mover().acknowledged(connection, &mut send));
+            if acknowledged.await.ok().flatten().is_none() {
+                let _ = send.reset(VarInt::from_u32(0));
+            }
         };
         // The asker stops the stream when nobody follows any more.
         tokio::select! {

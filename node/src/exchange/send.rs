@@ -165,7 +165,7 @@ impl Mover {
     }
 
     /// Waits until the last byte is acknowledged, as long as the connection makes progress: pieces are sent, and acknowledged.
-    async fn acknowledged(&self, connection: &Connection, send: &mut SendStream) -> Option<()> {
+    pub(super) async fn acknowledged(&self, connection: &Connection, send: &mut SendStream) -> Option<()> {
         let frames = || {
             let stats = connection.quic().stats();
             Frames { sent: stats.frame_tx.stream, acknowledged: stats.frame_rx.acks }

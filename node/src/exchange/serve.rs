@@ -213,11 +213,11 @@ impl Server {
                     PeerRequest::Follow(chunks) => {
                         drop(bytes);
                         let follow = FollowPools { chunks, pools: Vec::new() };
-                        return self.tell_follower((connection.peer(), order), send, follow).await;
+                        return self.tell_follower((connection, order), send, follow).await;
                     }
                     PeerRequest::FollowPools(follow) => {
                         drop(bytes);
-                        return self.tell_follower((connection.peer(), order), send, *follow).await;
+                        return self.tell_follower((connection, order), send, *follow).await;
                     }
                     request => self.answer(connection.peer(), request).await,
                 }
