@@ -12,7 +12,7 @@ use larder_net::quic::{
     Asked, Endpoint, Guest, GuestLimits, Guests, Incoming, MessageError, write_encoded, write_message,
 };
 use larder_protocol::identity::Role;
-use larder_protocol::limits::MAX_PEER_MESSAGE_BYTES;
+use larder_protocol::limits::{MAX_MEMBERS, MAX_PEER_MESSAGE_BYTES};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join, Standing};
 use larder_protocol::table::{Epoch, NodeNumber, TableReader};
 use larder_protocol::v1;
@@ -47,7 +47,7 @@ pub(crate) struct Server {
 
 /// Serves until the endpoint is closed.
 pub(crate) async fn serve(endpoint: Endpoint, server: Server) {
-    let (server, guests) = (Rc::new(server), Guests::new(limits_of));
+    let (server, guests) = (Rc::new(server), Guests::new(limits_of, MAX_MEMBER_CONNECTIONS));
     while let Some(incoming) = endpoint.accept().await {
         let (server, guests) = (Rc::clone(&server), guests.clone());
         actix_rt::spawn(async move { server.serve_connection(incoming, &guests).await });
@@ -407,6 +407,10 @@ fn limits_of(role: Role) -> GuestLimits {
 
 /// Most bytes of a message without lists.
 const SMALL_MESSAGE_BYTES: usize = 256;
+
+/// Connections of nodes and coordinators: two of each node, since the connection of its earlier life may count for a while, and
+/// those of the other coordinators.
+const MAX_MEMBER_CONNECTIONS: usize = 2 * MAX_MEMBERS + 256;
 
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 

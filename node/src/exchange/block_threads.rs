@@ -36,7 +36,7 @@ use super::fetch::Report;
 use super::mover::{Common, Mover};
 use super::receive::{Batch, From};
 use super::send::order::SendOrder;
-use super::serve::{let_in, limits_of, may_fetch, read_request, trace_of};
+use super::serve::{MAX_MEMBER_CONNECTIONS, let_in, limits_of, may_fetch, read_request, trace_of};
 use super::tcp::OverTcp;
 use crate::host::CpuSet;
 use crate::threads;
@@ -256,7 +256,8 @@ impl Thread {
                     drop(fetch.report);
                 }),
                 Work::Serve(blocks, sampler) => {
-                    let serving = Rc::new(Serving { guests: Guests::new(limits_of), blocks, sampler });
+                    let guests = Guests::new(limits_of, MAX_MEMBER_CONNECTIONS);
+                    let serving = Rc::new(Serving { guests, blocks, sampler });
                     served = Some(Rc::clone(&serving));
                     let accept = move || Rc::clone(&thread).accept(Rc::clone(&serving));
                     actix_rt::spawn(self.watch.clone().keep("accept", accept))

@@ -131,7 +131,7 @@ pub(super) async fn let_in(
 
 impl Server {
     pub(super) fn new(peers: Peers, services: Services) -> Rc<Self> {
-        Rc::new(Self { peers, services, guests: Guests::new(limits_of) })
+        Rc::new(Self { peers, services, guests: Guests::new(limits_of, MAX_MEMBER_CONNECTIONS) })
     }
 
     async fn serve_connection(self: Rc<Self>, incoming: Incoming) {
@@ -476,6 +476,9 @@ pub(super) fn limits_of(role: Role) -> GuestLimits {
     };
     GuestLimits { connections, streams: streams as u32, message_bytes, waiting_bytes }
 }
+
+/// Connections of nodes and coordinators to one thread of this node.
+pub(super) const MAX_MEMBER_CONNECTIONS: usize = 8_192;
 
 const NOT_ALLOWED: &str = "this role may not send this request";
 

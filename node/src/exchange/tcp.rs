@@ -30,7 +30,9 @@ use super::connections::DIAL_DEADLINE;
 use super::metrics::Counted;
 use super::mover::Mover;
 use super::receive::{Batch, From, Way};
-use super::serve::{SEND_DEADLINE, STALL_DEADLINE, limits_of, may_fetch, read_request, trace_of};
+use super::serve::{
+    MAX_MEMBER_CONNECTIONS, SEND_DEADLINE, STALL_DEADLINE, limits_of, may_fetch, read_request, trace_of,
+};
 use crate::watched::here;
 
 /// The connections over TCP of one thread.
@@ -86,7 +88,8 @@ impl OverTcp {
     /// The connections of the mover's thread; `None` if blocks come over QUIC alone.
     pub(super) fn new(mover: Mover) -> Option<Rc<Self>> {
         let endpoint = mover.common.tcp.as_ref()?.endpoint.clone();
-        let (links, guests) = (RefCell::default(), Guests::new(limits_over_tcp));
+        let guests = Guests::new(limits_over_tcp, MAX_MEMBER_CONNECTIONS);
+        let links = RefCell::default();
         Some(Rc::new(Self { endpoint, mover, links, guests }))
     }
 

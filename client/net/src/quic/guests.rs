@@ -39,6 +39,8 @@ pub struct Guests(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     limits: fn(Role) -> GuestLimits,
+    /// Connections of nodes and coordinators, however many they are.
+    most_members: usize,
     known: Mutex<Known>,
 }
 
@@ -146,10 +148,11 @@ impl Seldom {
 }
 
 impl Guests {
-    /// No connections yet. `limits` gives the limits of each role.
+    /// No connections yet. `limits` gives the limits of each role. All nodes and coordinators together may have `most_members`
+    /// connections.
     #[must_use]
-    pub fn new(limits: fn(Role) -> GuestLimits) -> Self {
-        Self(Arc::new(Shared { limits, known: Mutex::default() }))
+    pub fn new(limits: fn(Role) -> GuestLimits, most_members: usize) -> Self {
+        Self(Arc::new(Shared { limits, most_members, known: Mutex::default() }))
     }
 
     /// Ends the handshake of a connection that came in, and lets the client in if it may. Logs connections that are turned away,
@@ -231,7 +234,7 @@ impl Guests {
         };
         let mut known = crate::lock(&self.0.known);
         let (now, most) = match is_member {
-            true => (known.members, MAX_MEMBER_CONNECTIONS),
+            true => (known.members, self.0.most_members),
             false => (known.others, MAX_OTHER_CONNECTIONS),
         };
         if now >= most {
@@ -328,9 +331,6 @@ impl Drop for Handshake {
 fn is_member(role: Role) -> bool {
     matches!(role, Role::Node | Role::Coordinator)
 }
-
-/// Connections of nodes and coordinators.
-const MAX_MEMBER_CONNECTIONS: usize = 8_192;
 
 /// Connections of all others, however many they are.
 const MAX_OTHER_CONNECTIONS: usize = 2_048;

@@ -78,7 +78,7 @@ async fn headers_that_announce_long_messages_take_no_memory_until_the_messages_c
 async fn a_message_that_this_role_may_not_send_is_refused_by_its_header() {
     let ca = Ca::new();
     let (admin, server) = (ca.endpoint(Role::Admin, "e"), ca.endpoint(Role::Node, "b"));
-    let guests = Guests::new(limits);
+    let guests = Guests::new(limits, 8);
     let (from, guest) = visit(&admin, &server, &guests).await;
     let guest = guest.unwrap();
     let _sending = announce(&from, 17).await;
@@ -90,7 +90,7 @@ async fn a_message_that_this_role_may_not_send_is_refused_by_its_header() {
 async fn what_one_identity_has_on_its_way_keeps_only_itself_waiting() {
     let ca = Ca::new();
     let (one, other) = (ca.endpoint(Role::Node, "one"), ca.endpoint(Role::Node, "other"));
-    let (server, guests) = (ca.endpoint(Role::Node, "b"), Guests::new(limits));
+    let (server, guests) = (ca.endpoint(Role::Node, "b"), Guests::new(limits, 8));
     let (from, guest) = visit(&one, &server, &guests).await;
     let guest = std::sync::Arc::new(guest.unwrap());
     // A message of a thousand bytes, of fifteen hundred allowed. Its bytes do not come.
@@ -117,7 +117,7 @@ async fn what_one_identity_has_on_its_way_keeps_only_itself_waiting() {
 async fn a_nodes_oldest_connection_makes_way_for_a_new_one_and_others_are_turned_away() {
     let ca = Ca::new();
     let (node, admin) = (ca.endpoint(Role::Node, "a"), ca.endpoint(Role::Admin, "e"));
-    let (server, guests) = (ca.endpoint(Role::Node, "b"), Guests::new(limits));
+    let (server, guests) = (ca.endpoint(Role::Node, "b"), Guests::new(limits, 8));
     let mut of_node = Vec::new();
     for _ in 0..3 {
         let (connection, guest) = visit(&node, &server, &guests).await;
@@ -136,10 +136,23 @@ async fn a_nodes_oldest_connection_makes_way_for_a_new_one_and_others_are_turned
 }
 
 #[tokio::test]
+async fn each_server_has_its_own_bound_of_members_which_holds_for_no_others() {
+    let ca = Ca::new();
+    let (node, admin) = (ca.endpoint(Role::Node, "a"), ca.endpoint(Role::Admin, "e"));
+    let server = ca.endpoint(Role::Node, "b");
+    let [narrow, wide] = [1, 2].map(|most| Guests::new(limits, most));
+    let _first = visit(&node, &server, &narrow).await.1.unwrap();
+    assert_eq!(visit(&node, &server, &narrow).await.1.unwrap_err().reason, "connections");
+    assert!(visit(&admin, &server, &narrow).await.1.is_ok());
+    let _first = visit(&node, &server, &wide).await.1.unwrap();
+    assert!(visit(&node, &server, &wide).await.1.is_ok());
+}
+
+#[tokio::test]
 async fn a_stranger_may_open_one_stream_and_a_guest_as_many_as_its_role_may() {
     let ca = Ca::new();
     let (node, server) = (ca.endpoint(Role::Node, "a"), ca.endpoint(Role::Node, "b"));
-    let guests = Guests::new(limits);
+    let guests = Guests::new(limits, 8);
     let (from, _guest) = visit(&node, &server, &guests).await;
     let mut open = Vec::new();
     for _ in 0..8 {

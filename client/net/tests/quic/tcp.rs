@@ -46,7 +46,7 @@ async fn receive(
 async fn each_side_learns_who_the_other_is_and_messages_pass() {
     let ca = Ca::new();
     let [client, server] = ["a", "b"].map(|name| TcpEndpoint::new(&node(&ca, name), IDLE_TIMEOUT));
-    let ((listener, address), guests) = (listen(), Guests::new(limits));
+    let ((listener, address), guests) = (listen(), Guests::new(limits, 8));
     let (guest, connection) =
         tokio::join!(receive(&listener, &server, &guests), client.connect(address, Role::Node, "b"));
     let (mut guest, mut connection) = (guest.unwrap(), connection.unwrap());
@@ -65,7 +65,7 @@ async fn each_side_learns_who_the_other_is_and_messages_pass() {
 async fn the_wrong_name_or_another_authority_gets_no_connection() {
     let (ca, other) = (Ca::new(), Ca::new());
     let server = TcpEndpoint::new(&node(&ca, "b"), IDLE_TIMEOUT);
-    let ((listener, address), guests) = (listen(), Guests::new(limits));
+    let ((listener, address), guests) = (listen(), Guests::new(limits, 8));
     let client = TcpEndpoint::new(&node(&ca, "a"), IDLE_TIMEOUT);
     let (_, connection) =
         tokio::join!(receive(&listener, &server, &guests), client.connect(address, Role::Node, "c"));
@@ -84,7 +84,7 @@ async fn renewed_credentials_serve_new_connections() {
     let (ca, later) = (Ca::new(), Ca::new());
     let server = TcpEndpoint::new(&node(&ca, "b"), IDLE_TIMEOUT);
     let client = TcpEndpoint::new(&node(&later, "a"), IDLE_TIMEOUT);
-    let ((listener, address), guests) = (listen(), Guests::new(limits));
+    let ((listener, address), guests) = (listen(), Guests::new(limits, 8));
     let (_, refused) =
         tokio::join!(receive(&listener, &server, &guests), client.connect(address, Role::Node, "b"));
     assert!(refused.is_err());
@@ -98,7 +98,7 @@ async fn renewed_credentials_serve_new_connections() {
 async fn a_newer_connection_of_a_node_takes_the_place_of_its_oldest() {
     let ca = Ca::new();
     let [client, server] = ["a", "b"].map(|name| TcpEndpoint::new(&node(&ca, name), IDLE_TIMEOUT));
-    let ((listener, address), guests) = (listen(), Guests::new(limits));
+    let ((listener, address), guests) = (listen(), Guests::new(limits, 8));
     let mut first = None;
     for round in 0..2 {
         let (guest, connection) =

@@ -113,7 +113,7 @@ fn a_node_that_turns_this_node_away_after_the_handshake_is_asked_over_quic() {
         let turns_away = async {
             loop {
                 let (stream, remote) = listener.accept().await.unwrap();
-                drop(holder.receive(&Guests::new(limits_of), stream, remote).await);
+                drop(holder.receive(&Guests::new(limits_of, 8), stream, remote).await);
             }
         };
         let fetches = async {
