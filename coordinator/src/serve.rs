@@ -130,7 +130,9 @@ impl Server {
             if let Ok(joined) = &joined {
                 membership.speaks(joined.number, incarnation, version);
             }
-            let wants = joined.is_ok() && membership.wants(join.epoch);
+            // A node of version 1 cannot bring its table: it must not take the place of one that can.
+            let may_bring = joined.is_ok() && version >= Version::SECOND;
+            let wants = may_bring && membership.wants(join.epoch);
             (joined, wants)
         };
         let (sender, messages) = mpsc::channel(WAITING_MESSAGES);
@@ -146,7 +148,7 @@ impl Server {
                     tracing::warn!(node = name, %version, latest = %Version::LATEST, "a node speaks an earlier version: upgrade it, too");
                 }
                 let _ = sender.send(CoordinatorMessage::Joined(joined)).await;
-                if wants && version >= Version::SECOND {
+                if wants {
                     let _ = sender.send(CoordinatorMessage::Bring).await;
                 }
                 joined.number

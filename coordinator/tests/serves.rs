@@ -23,7 +23,7 @@ use larder_net::trace::TracingConfig;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Joined, Standing};
 use larder_protocol::peer::{PeerRequest, PeerResponse, RowSpan, Rows};
-use larder_protocol::table::{Holder, Member, MemberState, NodeNumber, PARTITIONS};
+use larder_protocol::table::{Epoch, Holder, Member, MemberState, NodeNumber, PARTITIONS, Table};
 use larder_protocol::v1::is_merged;
 use larder_protocol::version::Version as ProtocolVersion;
 use serde_json::Value;
@@ -482,7 +482,7 @@ fn who_may_not_follow_is_turned_away_and_counted() {
         let (mut send, mut receive) = connection.quic().open_bi().await.unwrap();
         let join = larder_protocol::membership::Join {
             incarnation: 1,
-            epoch: larder_protocol::table::Epoch::default(),
+            epoch: Epoch::default(),
             peer: any_port(),
             http: any_port(),
             devices: 1,
@@ -727,6 +727,39 @@ fn a_leader_without_any_state_goes_on_from_the_table_that_nodes_bring() {
         }
         let moved = before.table.homes.iter().zip(&after.homes).filter(|(then, now)| then != now).count();
         assert!(moved <= usize::from(PARTITIONS) / 4 + 1, "{moved} partitions moved for one new node");
+    });
+}
+
+#[test]
+fn a_new_leader_asks_a_node_for_its_table_although_nodes_of_version_1_came_first() {
+    on_one_thread(async {
+        let place = Place::new();
+        let leader = place.start_elected("leader", Cable::default());
+        let at = vec![leader.ready.peer];
+        let number = NodeNumber(77);
+        let member = Member {
+            number,
+            name: "late".to_owned(),
+            incarnation: 1,
+            peer: any_port(),
+            http: any_port(),
+            devices: 1,
+            weight: 1,
+            state: MemberState::Alive,
+        };
+        let epoch = Epoch { term: 0, number: 5 };
+        let table = Table { epoch, members: vec![member], homes: vec![number; usize::from(PARTITIONS)] };
+        let before = Known { table: Arc::new(table), ..Known::default() };
+        let early = ["a", "b", "c"].map(|name| {
+            let endpoint = place.endpoint_of_v1(&Identity::new(Role::Node, name));
+            place.node_at(endpoint, 1, at.clone(), before.clone())
+        });
+        until("those of version 1 have joined", || leader.status().nodes.len() == 3).await;
+        let mut late = place.node_that_knows("late", 1, at, before);
+        let after = late.sees("all four", members(4)).await;
+        assert_eq!(after.own, number, "it keeps its number, which only its table says");
+        drop(early);
+        leader.stop();
     });
 }
 
