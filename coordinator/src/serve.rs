@@ -14,7 +14,7 @@ use larder_net::quic::{
 use larder_protocol::identity::Role;
 use larder_protocol::limits::{MAX_MEMBERS, MAX_PEER_MESSAGE_BYTES};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join, Standing};
-use larder_protocol::table::{Epoch, NodeNumber, TableReader};
+use larder_protocol::table::{Epoch, NodeNumber, Table, TableReader};
 use larder_protocol::v1;
 use larder_protocol::version::Version;
 use quinn::{RecvStream, SendStream};
@@ -162,7 +162,8 @@ impl Server {
                 return;
             }
         };
-        self.listen(guest, number, incarnation, &mut receive, &sender).await;
+        let brings = wants.then(TableReader::default);
+        self.listen(guest, (number, incarnation), &mut receive, &sender, brings).await;
         drop(sender);
         if timeout(FLUSH_DEADLINE, writing).await.is_err() {
             tracing::debug!(node = name, "a node does not read its messages");
@@ -254,16 +255,15 @@ impl Server {
         })
     }
 
-    /// Takes a node's messages until its stream ends.
+    /// Takes a node's messages until its stream ends. `brings` reads the table of a node that was asked for it.
     async fn listen(
         self: &Rc<Self>,
         guest: &Guest,
-        number: NodeNumber,
-        incarnation: u64,
+        (number, incarnation): (NodeNumber, u64),
         receive: &mut RecvStream,
         sender: &mpsc::Sender<CoordinatorMessage>,
+        mut brings: Option<TableReader>,
     ) {
-        let mut brought = TableReader::default();
         loop {
             let message = guest.seat().read(receive).await;
             match message.map(|asked| asked.map(|asked| asked.message)) {
@@ -287,11 +287,11 @@ impl Server {
                     }
                 }
                 Ok(Some(FollowerMessage::Brings(page))) => {
-                    let Ok(table) = brought.take(page) else { return self.metrics.rejected("malformed") };
-                    let now = self.uptime.now();
-                    if table.is_some_and(|table| self.membership.lock().adopt(&table, now)) {
-                        let node = &guest.connection().peer().name;
-                        tracing::info!(node, "this leader goes on from the table that a node brought");
+                    let Some(reader) = &mut brings else { return self.metrics.rejected("out_of_order") };
+                    let Ok(table) = reader.take(page) else { return self.metrics.rejected("malformed") };
+                    if let Some(table) = table {
+                        brings = None;
+                        self.adopt(&table, &guest.connection().peer().name);
                     }
                 }
                 Ok(Some(FollowerMessage::Rival(address))) => self.meet(address).await,
@@ -321,6 +321,12 @@ impl Server {
                 }
                 Ok(None) | Err(_) => return,
             }
+        }
+    }
+
+    fn adopt(&self, table: &Arc<Table>, node: &str) {
+        if self.membership.lock().adopt(table, self.uptime.now()) {
+            tracing::info!(node, "this leader goes on from the table that a node brought");
         }
     }
 

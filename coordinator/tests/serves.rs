@@ -21,9 +21,9 @@ use larder_net::quic::ca::{Authority, Validity};
 use larder_net::quic::{Credentials, Endpoint, TransportSettings, read_message, write_message};
 use larder_net::trace::TracingConfig;
 use larder_protocol::identity::{Identity, Role};
-use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Joined, Standing};
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Join, Joined, Standing};
 use larder_protocol::peer::{PeerRequest, PeerResponse, RowSpan, Rows};
-use larder_protocol::table::{Epoch, Holder, Member, MemberState, NodeNumber, PARTITIONS, Table};
+use larder_protocol::table::{Epoch, Holder, Member, MemberState, NodeNumber, PARTITIONS, Table, pages};
 use larder_protocol::v1::is_merged;
 use larder_protocol::version::Version as ProtocolVersion;
 use serde_json::Value;
@@ -480,7 +480,7 @@ fn who_may_not_follow_is_turned_away_and_counted() {
         let engine = place.endpoint(&Identity::engine("red", "vllm-0"));
         let connection = engine.connect(coordinator.ready.peer, Role::Coordinator, None).await.unwrap();
         let (mut send, mut receive) = connection.quic().open_bi().await.unwrap();
-        let join = larder_protocol::membership::Join {
+        let join = Join {
             incarnation: 1,
             epoch: Epoch::default(),
             peer: any_port(),
@@ -499,6 +499,23 @@ fn who_may_not_follow_is_turned_away_and_counted() {
         coordinator.counted("larder_coordinator_rejected_total{reason=\"malformed\"} 1").await;
         let mut node = place.node("a", 1, &coordinator);
         node.sees("itself: the others did no harm", members(1)).await;
+    });
+}
+
+#[test]
+fn a_node_that_brings_a_table_unasked_is_turned_away() {
+    on_one_thread(async {
+        let place = Place::new();
+        let coordinator = place.start(None);
+        let node = place.endpoint(&Identity::new(Role::Node, "a"));
+        let connection = node.connect(coordinator.ready.peer, Role::Coordinator, None).await.unwrap();
+        let (mut send, _receive) = connection.quic().open_bi().await.unwrap();
+        let (peer, http) = (any_port(), any_port());
+        let join = Join { incarnation: 1, epoch: Epoch::default(), peer, http, devices: 1, weight: 1 };
+        write_message(&mut send, &FollowerMessage::Join(join)).await.unwrap();
+        let page = pages(&Table::default(), &Table::default()).remove(0);
+        write_message(&mut send, &FollowerMessage::Brings(page)).await.unwrap();
+        coordinator.counted("larder_coordinator_rejected_total{reason=\"out_of_order\"} 1").await;
     });
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{Epoch, Member, NodeNumber, PARTITIONS, Table};
+use crate::identity::is_name;
 use crate::limits::MAX_MEMBERS;
 
 /// A part of the change from one table to a newer table.
@@ -43,7 +44,7 @@ pub struct TableReader {
     begun: Option<(Epoch, Table)>,
 }
 
-/// A page does not continue the pages before it, or leads to no whole table. The stream is of no use any more.
+/// A page does not continue the pages before it, has a member without a valid name, or leads to no whole table. The stream is of no use any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a page of table {to} does not fit the pages before it")]
 pub struct WrongPage {
@@ -97,6 +98,9 @@ impl TableReader {
             table.members.retain(|member| page.gone.binary_search(&member.number).is_err());
         }
         for member in page.members {
+            if !is_name(&member.name) {
+                return Err(wrong);
+            }
             match table.members.binary_search_by_key(&member.number, |member| member.number) {
                 Ok(at) => table.members[at] = member,
                 Err(_) if table.members.len() >= MAX_MEMBERS => return Err(wrong),
@@ -214,6 +218,15 @@ mod tests {
         stranger.gone.clone_from(&vec![NodeNumber(3)]);
         stranger.members.clear();
         assert_eq!(reader.take(stranger), Err(WrongPage { to: third.epoch }), "a home is no member");
+        let nameless = ["", "a/b", &"n".repeat(1_000_000)].map(|name| {
+            let page = TablePage { members: vec![member(1, 1, name)], ..pages(&second, &third).remove(0) };
+            reader.clone().take(page)
+        });
+        assert_eq!(
+            nameless,
+            [const { Err(WrongPage { to: Epoch { term: 1, number: 3 } }) }; 3],
+            "no node has this name"
+        );
         let far = NewHome { partition: PARTITIONS, home: NodeNumber(1) };
         let mut page = pages(&second, &third).remove(0);
         page.homes = vec![far];
