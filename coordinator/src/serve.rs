@@ -1,6 +1,6 @@
 //! Serves the streams of nodes and watchers.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use larder_net::coordinator_client::who;
 use larder_net::quic::{
     Asked, Endpoint, Guest, GuestLimits, Guests, Incoming, MessageError, write_encoded, write_message,
 };
+use larder_net::warnings::Warnings;
 use larder_protocol::identity::Role;
 use larder_protocol::limits::{MAX_MEMBERS, MAX_PEER_MESSAGE_BYTES};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join, Standing};
@@ -43,6 +44,8 @@ pub(crate) struct Server {
     pub(crate) yields_after: Duration,
     /// Whether a check of another leader is under way.
     pub(crate) is_in_doubt: Cell<bool>,
+    /// Warnings about nodes that may not join, by name.
+    pub(crate) warnings: RefCell<Warnings>,
 }
 
 /// Serves until the endpoint is closed.
@@ -249,7 +252,10 @@ impl Server {
             JoinRefused::Full | JoinRefused::Implausible { .. } => {
                 let reason = refused.to_string();
                 self.metrics.rejected(if refused == JoinRefused::Full { "full" } else { "implausible" });
-                tracing::warn!(node = name, %address, reason, "a node may not join");
+                let now = Duration::from_millis(self.uptime.now());
+                if self.warnings.borrow_mut().may_warn(now, name) {
+                    tracing::warn!(node = name, %address, reason, "a node may not join");
+                }
                 CoordinatorMessage::Refused(reason)
             }
         })

@@ -2,7 +2,7 @@
 
 mod console;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -306,11 +306,11 @@ async fn serve_noting<R: Register + 'static>(
         audit: audit.clone(),
         yields_after: Duration::from_millis(yields_after_ms),
         is_in_doubt: Cell::new(false),
+        warnings: RefCell::default(),
     };
     actix_rt::spawn(reloads.watch(times));
     actix_rt::spawn(serve_followers(endpoint.clone(), server));
-    let peer = endpoint.local_address();
-    let mut electing = None;
+    let (peer, mut electing) = (endpoint.local_address(), None);
     if let Some(register) = register {
         let own = Candidate { life: part.life, ..candidate(&config, http, peer)? };
         let election = Election::new(own, config.election.timing(), highest_term);

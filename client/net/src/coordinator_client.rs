@@ -27,6 +27,7 @@ use self::following::{Ended, Following};
 pub use self::rivals::who;
 use crate::in_one_line;
 use crate::quic::{Connection, Endpoint, read_message, write_message};
+use crate::warnings::Warnings;
 
 /// The role of a follower.
 pub enum FollowAs {
@@ -75,7 +76,7 @@ pub async fn follow(
         known,
         started,
         led: started,
-        warned: None,
+        warnings: Warnings::default(),
     };
     tokio::pin!(stop);
     let (leave, leaving) = watch::channel(false);
@@ -118,8 +119,7 @@ struct CoordinatorClient {
     started: Instant,
     /// When the node was last a member, when a watcher last had a coordinator, or the client's start.
     led: Instant,
-    /// The subject of the last warning in the log, and its time.
-    warned: Option<(String, Instant)>,
+    warnings: Warnings,
 }
 
 type Failed = Box<dyn std::error::Error>;
@@ -268,7 +268,7 @@ impl CoordinatorClient {
             CoordinatorMessage::Contested(rival) => {
                 tracing::warn!(%rival, "another process wants to join under this node's name, and may not while this node lives: give each node its own name");
             }
-            CoordinatorMessage::Joined(_) => self.warned = None,
+            CoordinatorMessage::Joined(_) => self.warnings.are_over(),
             _ => {}
         }
         let heard = self.following.hear(self.now(), message);
@@ -291,13 +291,15 @@ impl CoordinatorClient {
         }
     }
 
-    /// Notes that an attempt has failed. Logs the reason if no coordinator has led for long.
+    /// Notes that an attempt has failed. Logs the reason if no coordinator has led for long. A coordinator that refuses this node
+    /// leads.
     fn has_failed(&mut self, ended: &Failed) {
         let is_another = matches!(ended.downcast_ref(), Some(Ended::Another));
         let reason = ended.to_string();
         self.following.failed(&reason);
         self.tell_news();
-        if self.led.elapsed() <= WARN_AFTER || !self.may_warn("leaderless") {
+        let is_refused = matches!(ended.downcast_ref(), Some(Ended::Refused(_)));
+        if is_refused || self.led.elapsed() <= WARN_AFTER || !self.may_warn("leaderless") {
             return;
         }
         if self.node.is_some() {
@@ -321,12 +323,7 @@ impl CoordinatorClient {
 
     /// Whether to log a warning about this: the first time, and again from time to time.
     fn may_warn(&mut self, about: &str) -> bool {
-        let is_old = |(said, since): &(String, Instant)| *said == about && since.elapsed() < WARN_AGAIN;
-        if self.warned.as_ref().is_some_and(is_old) {
-            return false;
-        }
-        self.warned = Some((about.to_owned(), Instant::now()));
-        true
+        self.warnings.may_warn(self.now(), about)
     }
 }
 
@@ -383,9 +380,6 @@ const GOODBYE_PAUSE: Duration = Duration::from_millis(20);
 
 /// A node logs a warning once no coordinator has led for this time.
 const WARN_AFTER: Duration = Duration::from_secs(5);
-
-/// A node that is no member repeats its warning after this time.
-const WARN_AGAIN: Duration = Duration::from_secs(60);
 
 /// Messages that were read and wait to be handled.
 const WAITING_MESSAGES: usize = 16;

@@ -4,7 +4,8 @@
 //! - [`tcp`]: TLS over TCP, a second way for blocks; [`keepalive`]: ends TCP connections whose other end is gone.
 //! - [`http`]: health, metrics and status, over connections that are cheap each.
 //! - [`config_file`]: reads configuration files; [`reload`]: changes of a configuration file while a server runs.
-//! - [`audit`], [`line_file`]: logs of what happened, a line of JSON each; [`sizes`]: sizes in configuration files.
+//! - [`audit`], [`line_file`]: logs of what happened, a line of JSON each; [`warnings`]: how often a warning is repeated.
+//! - [`sizes`]: sizes in configuration files.
 //! - [`metrics`]: one table, from which a server's metrics are made; [`trace`]: spans and their export.
 
 pub mod audit;
@@ -19,6 +20,7 @@ pub mod reload;
 pub mod sizes;
 pub mod tcp;
 pub mod trace;
+pub mod warnings;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
