@@ -5,7 +5,7 @@
 mod late;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -174,18 +174,42 @@ fn note(holders: &mut [Vec<Holder>], positions: &[u32], spans: &[RowSpan]) {
 
 /// The prefixes that follow from the holders of single chunks.
 fn fold(table: &Table, holders: &[Vec<Holder>], silent_homes: Vec<String>) -> Holdings {
-    let prefix = |holds: &dyn Fn(&Vec<Holder>) -> bool| holders.iter().take_while(|held| holds(held)).count();
-    let cluster_chunks = prefix(&|held| !held.is_empty());
-    let has = |held: &[Holder], member: &Member| held.iter().any(|holder| holder.node == member.number);
-    let by_member = |count: &dyn Fn(&Member) -> usize| {
-        table.members.iter().map(|member| (member.name.clone(), count(member))).collect()
+    let cluster_chunks = holders.iter().take_while(|held| !held.is_empty()).count();
+    let counts = count(&holders[..cluster_chunks]);
+    let by_member = |count: &dyn Fn(&Counted) -> usize| {
+        let of = |member: &Member| counts.get(&member.number).map_or(0, count);
+        table.members.iter().map(|member| (member.name.clone(), of(member))).collect()
     };
     Holdings {
         cluster_chunks,
-        chunks: by_member(&|member| prefix(&|held| has(held, member))),
-        held: by_member(&|member| holders[..cluster_chunks].iter().filter(|held| has(held, member)).count()),
+        chunks: by_member(&|counted| counted.prefix),
+        held: by_member(&|counted| counted.held),
         silent_homes,
     }
+}
+
+/// Counts the chunks of each node in one pass: a cluster has thousands of members, a prefix thousands of chunks, and a chunk few
+/// holders.
+fn count(holders: &[Vec<Holder>]) -> HashMap<NodeNumber, Counted> {
+    let mut counts = HashMap::<NodeNumber, Counted>::new();
+    for (at, held) in holders.iter().enumerate() {
+        for (nth, holder) in held.iter().enumerate() {
+            // Several actors of a node may hold the chunk.
+            if held[..nth].iter().all(|before| before.node != holder.node) {
+                let counted = counts.entry(holder.node).or_default();
+                counted.held += 1;
+                counted.prefix += usize::from(counted.prefix == at);
+            }
+        }
+    }
+    counts
+}
+
+/// Chunks that one node holds: all of them, and the longest prefix.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counted {
+    held: usize,
+    prefix: usize,
 }
 
 /// Questions to homes at a time; the others wait.
@@ -202,7 +226,7 @@ mod tests {
     use std::cell::Cell;
 
     use larder_protocol::ChunkHash;
-    use larder_protocol::table::PARTITIONS;
+    use larder_protocol::table::{MemberState, PARTITIONS};
 
     use super::*;
     use crate::nodes::tests::{member, serve, with_node};
@@ -236,6 +260,35 @@ mod tests {
                 assert_eq!(asked.get(), 1);
             }
         });
+    }
+
+    #[test]
+    fn each_member_counts_once_a_chunk_whichever_of_its_actors_hold_it() {
+        let member = |number| Member {
+            number: NodeNumber(number),
+            name: format!("node-{number}"),
+            incarnation: 1,
+            peer: ([127, 0, 0, 1], 1).into(),
+            http: ([127, 0, 0, 1], 1).into(),
+            devices: 2,
+            weight: 1,
+            state: MemberState::Alive,
+        };
+        let table = Table { members: [1, 2, 3].map(member).to_vec(), ..Table::default() };
+        let held = |held: &[(u16, u16)]| {
+            held.iter().map(|&(node, device)| Holder { node: NodeNumber(node), device }).collect()
+        };
+        let holders: [Vec<Holder>; 5] = [
+            held(&[(1, 0), (2, 0), (1, 1)]),
+            held(&[(2, 0), (9, 0), (1, 1)]),
+            held(&[(2, 1)]),
+            held(&[(1, 0)]),
+            held(&[]),
+        ];
+        let Holdings { cluster_chunks, chunks, held, .. } = fold(&table, &holders, Vec::new());
+        assert_eq!(cluster_chunks, 4);
+        assert_eq!(chunks.into_values().collect::<Vec<_>>(), [2, 3, 0]);
+        assert_eq!(held.into_values().collect::<Vec<_>>(), [3, 3, 0]);
     }
 
     #[test]
