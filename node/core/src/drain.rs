@@ -5,9 +5,9 @@
 //! directory who else has them, then asks the taker with the most room to keep the rest, and waits for its answer. The taker
 //! fetches them like any other chunk ([`take`]), so the usual path checks names, checksums and bounds. A taker that does not
 //! answer, or refuses all, is not asked again while another taker takes something; a taker that refuses a namespace is not asked
-//! for this namespace. If no taker does, takers that refuse are asked a few more times: they may not know yet who asks. Silent takers are asked for 5 seconds: they may stand still for a moment. A
-//! drain is over when nothing is left to offer, when each taker's next victim is worth more than the chunks that are left, when no
-//! taker takes anything, or when its time is up.
+//! for this namespace. If no taker does, takers that refuse are asked a few more times: they may not know yet who asks. Silent
+//! takers are asked for 5 seconds: they may stand still for a moment. A drain is over when nothing is left to offer, when each
+//! taker's next victim is worth more than the chunks that are left, when no taker takes anything, or when its time is up.
 //!
 //! While it drains, an actor serves reads and keeps nothing new: engines are told that there is nothing to write, and fetched
 //! chunks pass.

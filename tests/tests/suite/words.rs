@@ -90,6 +90,7 @@ const BEARERS: &[(&str, &[&str])] = &[
     ("Row", &["node/core/src/directory/shard.rs"]),
     ("Sibling", &["node/src/siblings.rs"]),
     ("Slot", &["node/core/src/device/slots.rs", "node/core/src/store/ids.rs"]),
+    ("Taker", &["node/core/src/drain/takers.rs"]),
     ("Tier", &["client/protocol/src/session.rs", "tests/simulation/src/tiers.rs"]),
     ("Window", &["client/rust/src/window.rs", "node/src/window.rs"]),
 ];
