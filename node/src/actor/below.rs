@@ -38,8 +38,8 @@ impl GpuActor {
         let blocks = blocks.iter().map(|&(slice, pool)| BlockId { slice, pool }).collect();
         let asked = self.hands.objects.as_ref().and_then(|objects| {
             let asking = objects.tier.find(fingerprint, chunks, blocks).ok()?;
-            // The tier's own deadline begins only when the tier takes the question up.
-            let found = tokio::time::timeout(objects.find_deadline, asking);
+            // The tier's own deadline begins only when the tier takes the question up. Its answer at that time has what it knows.
+            let found = tokio::time::timeout(objects.find_deadline + FIND_MARGIN, asking);
             Some(found.map(|found| found.ok().and_then(Result::ok).unwrap_or_default()))
         });
         let asked = asked.ok_or_else(Vec::new);
@@ -124,3 +124,6 @@ impl GpuActor {
         }
     }
 }
+
+/// How much later than its deadline a tier's answer may come.
+const FIND_MARGIN: Duration = Duration::from_millis(50);

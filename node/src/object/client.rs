@@ -50,6 +50,8 @@ pub(super) struct Client {
     writes: Semaphore,
     /// Bytes of blocks that may be under way, in units of [`UNIT_BYTES`].
     bytes: Semaphore,
+    /// Bytes of written blocks, in the same units: half, so that reads do not wait behind writes.
+    write_bytes: Semaphore,
     units: u32,
     find_time: Duration,
     known: RefCell<PresenceCache<ObjectKey>>,
@@ -106,6 +108,7 @@ impl Client {
             blocks: Semaphore::new((options.max_in_flight - options.max_in_flight.div_ceil(4)).max(1)),
             writes: Semaphore::new((options.max_in_flight / 2).max(1)),
             bytes: Semaphore::new(units as usize),
+            write_bytes: Semaphore::new((units as usize / 2).max(1)),
             units,
             find_time: options.find_deadline,
             known: RefCell::new(PresenceCache::new(options.known_chunks, LIFETIMES)),
@@ -182,7 +185,8 @@ impl Client {
             }
             None => {}
         }
-        let Ok(_place) = timeout_at(deadline, self.place(bytes)).await else { return WriteAnswer::Closed };
+        let places = async { (self.write_place(bytes).await, self.place(bytes).await) };
+        let Ok(_places) = timeout_at(deadline, places).await else { return WriteAnswer::Closed };
         match self.put(&key, order, at, is_damaged, deadline).await {
             Ok(bytes) => {
                 self.metrics.written_bytes.inc_by(bytes);
@@ -378,6 +382,11 @@ impl Client {
     async fn place(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
         let units = bytes.div_ceil(UNIT_BYTES).clamp(1, u64::from(self.units)) as u32;
         self.bytes.acquire_many(units).await.ok()
+    }
+
+    async fn write_place(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
+        let most = u64::from(self.units / 2).max(1);
+        self.write_bytes.acquire_many(bytes.div_ceil(UNIT_BYTES).clamp(1, most) as u32).await.ok()
     }
 
     fn known(&self, key: &ObjectKey) -> Option<Fact> {

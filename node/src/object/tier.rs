@@ -25,7 +25,8 @@ use super::{BlockId, ObjectOptions, OpenError, Trouble};
 use crate::disk::{ReadAnswer, ReadOrder, Refused, WriteAnswer, WriteOrder};
 use crate::threads::{self, Joined};
 
-/// An open object tier. Dropping it waits until every order is done, which takes no longer than their deadline.
+/// An open object tier. Dropping it waits until every order is done, which takes no longer than their deadline. A purge, which has
+/// none, ends early.
 ///
 /// Completions come on channels of their own and cannot be refused. An error of such a channel means that the order
 /// panicked: a bug is in the log, and the order's places must not be used again.
@@ -47,6 +48,14 @@ pub(super) struct StoreNews {
     pub(super) closed: [AtomicBool; 2],
     /// Why a side was left alone the last time.
     pub(super) trouble: Mutex<Option<Trouble>>,
+    /// Whether the tier is being dropped.
+    pub(super) stops: AtomicBool,
+}
+
+impl Drop for ObjectTier {
+    fn drop(&mut self) {
+        self.said.stops.store(true, Ordering::Release);
+    }
 }
 
 /// Work, and its deadline.
@@ -141,12 +150,13 @@ impl ObjectTier {
         self.order(Side::Reading, &self.reads, |done| Work::Read(order, done))
     }
 
-    /// Asks which chunks are there with these blocks. The answer has one item for each chunk, and comes at the latest
-    /// [`ObjectOptions::find_deadline`] after the tier took up the order.
+    /// Asks which chunks are there with these blocks. The answer comes at the latest [`ObjectOptions::find_deadline`] after the
+    /// tier took up the order.
     ///
-    /// In a chain, only the chunks before the first hole count as present, and a hole that a later chunk hides may be missed.
-    /// In a flat namespace (each chunk its own anchor), each chunk counts by itself. Chunks whose state is unknown at the
-    /// deadline count as absent.
+    /// In a chain, the answer has one item for each chunk before the first hole, and one for the hole, if there is one: it ends
+    /// earlier if no more is known at the deadline. A hole that a later chunk hides may be missed. In a flat namespace (each
+    /// chunk its own anchor), the answer has one item for each chunk; chunks whose state is unknown at the deadline count as
+    /// absent.
     ///
     /// # Errors
     /// Fails if the order was not taken.
@@ -159,7 +169,8 @@ impl ObjectTier {
         self.order(Side::Reading, &self.finds, |done| Work::Find(fingerprint, chunks, blocks, done))
     }
 
-    /// Purges chunks. The answer says why some are left, if some are. The purge has no deadline.
+    /// Purges chunks. The answer says why some are left, if some are. The purge has no deadline, and
+    /// ends early if the tier is dropped.
     ///
     /// # Errors
     /// Fails if the order was not taken.

@@ -18,7 +18,7 @@ use super::request::{HEAD, Line};
 use super::{Client, Failed};
 
 impl Client {
-    /// Whether each chunk is there. In a chain, only the chunks before the first hole count as there.
+    /// Whether each chunk is there. In a chain, the answer ends with the first hole, or where nothing more is known.
     pub(in super::super) async fn find(
         &self,
         fingerprint: Fingerprint,
@@ -54,7 +54,9 @@ impl Client {
                 break;
             }
         }
-        (0..keys.len()).map(|position| position < search.present()).collect()
+        // Without an answer about the next chunk, nothing is said of it: nobody may take it for absent.
+        let hole = (search.next().is_empty() && search.present() < keys.len()).then_some(false);
+        std::iter::repeat_n(true, search.present()).chain(hole).collect()
     }
 
     async fn find_each(&self, keys: &[ChunkKey], blocks: &[BlockId], deadline: Instant) -> Vec<bool> {

@@ -1,5 +1,7 @@
 //! Purges of the object store: deletes the objects of chunks.
 
+use std::sync::atomic::Ordering;
+
 use futures_util::stream::iter;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use larder_core::store::PurgedKeys;
@@ -74,6 +76,9 @@ impl Client {
     }
 
     async fn purge_object(&self, at: Path) -> Result<(), Trouble> {
+        if self.said.stops.load(Ordering::Acquire) {
+            return Err(Trouble::new(TroubleKind::Other, DELETE, "the node stops"));
+        }
         let deadline = Instant::now() + self.patience;
         let deleted = self.ask(Line::Blocks, (Kind::Delete, DELETE), deadline, self.store.delete(&at));
         match deleted.await {

@@ -32,7 +32,7 @@ fn a_chunk_comes_back_as_it_was_written() {
         let chunks = (0..10).map(|number| single(3 * number).chunk_ref()).collect();
         let found = tier.find(single(0).key().fingerprint, chunks, BLOCKS.into()).unwrap();
         let found = found.blocking_recv().unwrap();
-        assert_eq!(found, (0..10).map(|number| 3 * number < 20).collect::<Vec<_>>());
+        assert_eq!(found, (0..8).map(|number| 3 * number < 20).collect::<Vec<_>>(), "up to the first hole");
     }
 }
 

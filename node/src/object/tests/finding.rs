@@ -149,3 +149,38 @@ async fn a_lookup_of_a_few_chunks_is_answered_beside_one_of_thousands() {
     assert!(took <= 2 * FIND_DEADLINE / 10, "it waits for one turn: {took:?}");
     assert!(rig.store.faults().most_at_once <= options("").max_in_flight);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_at_the_deadline_says_nothing_of_the_chunks_that_are_not_known() {
+    let mut rig = Rig::new();
+    write_chain(&rig.store, 4).await;
+    rig.read(0).await;
+    rig.read(3).await;
+    rig.store.faults().delay = 10 * FIND_DEADLINE;
+    let found = rig.client.find(namespace(), &chain(4), &BLOCKS, deadline()).await;
+    assert_eq!(found, [true, true], "and not that the third is absent");
+    rig.store.faults().delay = Duration::ZERO;
+    rig.client.trial(Side::Reading).await;
+    rig.client.try_again(Side::Reading, deadline()).await;
+    let found = rig.client.find(namespace(), &chain(6), &BLOCKS, deadline()).await;
+    assert_eq!(found, [true, true, true, true, false]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reads_do_not_wait_for_the_bytes_of_writes() {
+    let mut rig = Rig::new();
+    write_chain(&rig.store, 1).await;
+    rig.store.faults().delay = Duration::from_secs(1);
+    let writes: Vec<_> = (100..400).map(|number| rig.slots.write_order(single(3 * number))).collect();
+    let read = rig.slots.read_order(single(0));
+    let start = Instant::now();
+    let client = &rig.client;
+    let writes = async { join_all(writes.into_iter().map(|order| client.write(order, deadline()))).await };
+    let read = async {
+        sleep(Duration::from_millis(1)).await;
+        assert!(matches!(client.read(read, deadline()).await, ReadAnswer::Here { .. }));
+        start.elapsed()
+    };
+    let took = tokio::join!(writes, read).1;
+    assert!(took <= Duration::from_secs(2), "{took:?}");
+}
