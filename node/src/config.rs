@@ -38,7 +38,7 @@ pub struct Config {
     /// LARDER_LOG override it.
     pub log: Option<String>,
     /// Lets engines write straight into the arena. This saves a copy, but a faulty engine can then spoil any block. Only for one
-    /// tenant.
+    /// tenant. The memory of a reservation that is not committed serves nobody until the engine's process ends.
     pub trust_engines: bool,
     /// The HTTP endpoint.
     pub http: HttpConfig,

@@ -9,8 +9,8 @@ use std::time::Duration;
 pub struct Warnings(BTreeMap<String, Duration>);
 
 impl Warnings {
-    /// Whether to log a warning about this subject now: the first time, and again after a minute. Beyond 1,024 subjects in a minute,
-    /// new subjects are not logged.
+    /// Whether to log a warning about this subject now: the first time, and again after a minute. Beyond 1,024 subjects in a
+    /// minute, new subjects are not logged.
     pub fn may_warn(&mut self, now: Duration, about: &str) -> bool {
         self.0.retain(|_, said| now.saturating_sub(*said) < WARN_AGAIN);
         if self.0.contains_key(about) || self.0.len() >= MOST_SUBJECTS {

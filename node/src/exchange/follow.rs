@@ -330,8 +330,8 @@ fn sums_of(to: &Destination) -> Option<Checksums> {
 }
 
 impl Server {
-    /// Sends a following node the chunks' news. Sent bytes stay leased until the last byte was acknowledged, or until the follower has
-    /// read nothing for a while.
+    /// Sends a following node the chunks' news. Sent bytes stay leased until the last byte was acknowledged, or until the
+    /// follower has acknowledged nothing for a while.
     pub(super) async fn tell_follower(
         &self,
         (connection, sends): (&Connection, &SendOrder),

@@ -44,7 +44,8 @@ pub struct TableReader {
     begun: Option<(Epoch, Table)>,
 }
 
-/// A page does not continue the pages before it, has a member without a valid name, or leads to no whole table. The stream is of no use any more.
+/// A page does not continue the pages before it, has a member without a valid name, or leads to no whole table. The stream is of
+/// no use any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a page of table {to} does not fit the pages before it")]
 pub struct WrongPage {

@@ -2,13 +2,13 @@
 
 use futures_util::future::join_all;
 use larder_net::metrics::Part as _;
-use larder_protocol::peer::{Announced, Chunks, Fetch, FollowChunks, Rows};
+use larder_protocol::peer::{Announced, Chunks, Fetch, Rows};
 use larder_protocol::table::Epoch;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::*;
 use crate::exchange::rooms::read_answer;
-use crate::exchange::{AskFollow, PeerNews, PeerStep, ServeAnnounce, ServeFind, ServeRepair};
+use crate::exchange::{ServeAnnounce, ServeFind, ServeRepair};
 
 /// Has every chunk, all in one place, and knows nothing of a directory.
 pub(super) struct HasAll {
@@ -40,24 +40,6 @@ impl Handler<AskBlocks> for HasAll {
             Grant::Held(GrantedChunk { reads: 1, is_on_disk: false, pools, blocks: vec![block], lease })
         };
         ask.hashes.iter().enumerate().map(grant).collect()
-    }
-}
-
-/// Hands each chunk over at once.
-impl Handler<AskFollow> for HasAll {
-    type Result = MessageResult<AskFollow>;
-
-    fn handle(&mut self, ask: AskFollow, _: &mut Self::Context) -> Self::Result {
-        let lease = Arc::new(PeerLease { number: 0, ended: self.ended.clone() });
-        for chunk in 0..ask.hashes.len() as u32 {
-            let bytes = self.memory.share(0, BLOCK_BYTES, Arc::clone(&lease));
-            for step in
-                [PeerStep::Layers { block: 0, offset: 0, bytes, checksum: 0 }, PeerStep::Whole(vec![0])]
-            {
-                ask.news.send(PeerNews { chunk, step }).unwrap();
-            }
-        }
-        MessageResult(Some(lease))
     }
 }
 
@@ -103,7 +85,7 @@ impl Handler<TakeChunks> for HasAll {
 pub(super) fn services(all: &Addr<HasAll>) -> Services {
     Services {
         blocks: vec![all.clone().recipient()],
-        follow: vec![all.clone().recipient()],
+        follow: Vec::new(),
         take_in: vec![all.clone().recipient()],
         tell: Vec::new(),
         pin: Vec::new(),
@@ -253,27 +235,5 @@ fn peers_that_stop_reading_neither_take_everything_nor_keep_it() {
             ended.expect("every lease ends").unwrap();
         }
         drop(unread);
-    });
-}
-
-#[test]
-fn a_follower_that_stops_reading_does_not_keep_its_lease() {
-    System::new().block_on(async {
-        let [holder, asker] = credentials([("node-1", Version::LATEST), ("node-2", Version::LATEST)]);
-        let holder = Endpoint::bind(any_port(), &holder, &TransportSettings::default()).unwrap();
-        // The holder's connection takes all bytes, and the asker's connection a part of them.
-        let narrow =
-            TransportSettings { window_bytes: 2 * BLOCK_BYTES as u32, ..TransportSettings::default() };
-        let asker = Endpoint::bind(any_port(), &asker, &narrow).unwrap();
-        let address = holder.local_address();
-        let Serving { metrics, mut ends, .. } = Serving::start(holder, ExchangeLimits::default()).await;
-        let connection = asker.connect(address, Role::Node, Some("node-1")).await.unwrap();
-        let (mut send, _unread) = connection.quic().open_bi().await.unwrap();
-        let follow = FollowChunks { chunks: fetch_of(16).chunks, order: 1, attempt: 0, patience_ms: 1_000 };
-        write_message(&mut send, &PeerRequest::follow(follow, Vec::new())).await.unwrap();
-        send.finish().unwrap();
-        let ended = tokio::time::timeout(LONG, ends.recv()).await;
-        ended.expect("the lease ends").unwrap();
-        assert_eq!(metrics.stalled_sends(), 1);
     });
 }
