@@ -400,8 +400,8 @@ impl Slab {
             0 | 1 => 0,
             several => {
                 let extents = self.extents.len();
-                // Many tenants have small parts, but none has nothing while there is an extent for each.
-                let equal = (extents / (2 * several)).max(usize::from(extents >= several));
+                // Many tenants have small parts, but none has nothing while there are more extents than tenants.
+                let equal = (extents / (2 * several)).max(usize::from(extents > several));
                 self.tenants[usize::from(tenant.0)].most.min(equal as u32)
             }
         }
@@ -591,6 +591,20 @@ mod tests {
         let slot = slab.take(class, ChunkNumber::at(OWNER), |_| true);
         slab.assert_consistent();
         slot
+    }
+
+    #[test]
+    fn each_of_many_tenants_has_an_extent_while_there_are_more_extents_than_tenants() {
+        let mut slab = Slab::new(32, 4 * SLOT_ALIGNMENT, &[u32::MAX; 20]);
+        let classes: Vec<ClassId> =
+            (0..20).map(|tenant| slab.class(TenantId(tenant), 4_096).unwrap()).collect();
+        let of_first =
+            (0..200).map_while(|_| slab.take(classes[0], ChunkNumber::at(OWNER), |_| false)).count();
+        assert_eq!(of_first, 4 * (32 - 19));
+        assert!(
+            classes[1..].iter().all(|&class| slab.take(class, ChunkNumber::at(OWNER), |_| false).is_some())
+        );
+        slab.assert_consistent();
     }
 
     #[test]
