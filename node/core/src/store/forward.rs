@@ -94,7 +94,8 @@ impl Store {
     /// The worth of the next victim here; `None` if all tenants have free room, or nothing was evicted yet.
     #[must_use]
     pub fn least(&self) -> Option<Worth> {
-        let has_room = self.tenants.ids().all(|tenant| self.has_free_room(tenant));
+        let mut with_chunks = self.tenants.ids().filter(|&tenant| self.tenants.of(tenant).cached_bytes > 0);
+        let has_room = with_chunks.all(|tenant| self.has_free_room(tenant));
         if has_room { None } else { self.pressure.least(self.age_ms()) }
     }
 

@@ -197,7 +197,7 @@ impl Store {
         }
         let sessions = &self.sessions;
         self.clear_one_of(self.slab.clearable(class, |extent| sessions.left_by_all(extent)));
-        self.take_free_slot(class, owner).or_else(|| self.evict_of_class(class, owner, u32::MAX))
+        self.take_free_slot(class, owner).or_else(|| self.evict_of_class(class, owner, MOST_SEARCHED))
     }
 
     /// Evicts chunks with a block of this class until a slot is free. Passes over at most `most_skipped` chunks of other classes to
@@ -467,6 +467,9 @@ const MOST_LOOKED_AT: u32 = 32;
 /// The number of chunks of other classes that the search for a victim passes over before an extent is cleared instead: fewer than
 /// `adaptive` knows in order.
 const MOST_SKIPPED: u32 = 24;
+
+/// The same, if no extent can be cleared: the actor serves nobody during a search.
+const MOST_SEARCHED: u32 = 4_096;
 
 /// Evictions on need for each search for an extent that nobody uses.
 const NEEDS_A_SEARCH: u64 = 16;

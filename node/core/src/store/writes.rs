@@ -187,8 +187,9 @@ impl Store {
     pub fn postpone_write(&mut self, write: WriteId) {
         let named = self.name_now(write.chunk);
         match self.line(write.tier) {
-            Some(line) => line.waiting.push_front(named),
-            None => self.written(write, false),
+            // A chunk that outgrew its record meanwhile waits for another write.
+            Some(line) if !line.waiting.places.contains_key(&named.id) => line.waiting.push_front(named),
+            _ => self.written(write, false),
         }
     }
 

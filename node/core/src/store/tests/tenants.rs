@@ -223,3 +223,15 @@ fn reads_from_disk_and_chunks_that_leave_take_no_room_of_fetches_from_peers() {
     assert!((17..21).all(|chunk| start(chunk, Source::Peer)), "the peers' account is empty");
     assert!(!start(21, Source::Peer));
 }
+
+#[test]
+fn a_tenant_that_left_takes_nothing_of_the_free_room_that_peers_are_told() {
+    let mut f = Fixture::new(with_watermarks(PolicyName::Lru));
+    let (first, second) = (f.session, f.join(1, 1));
+    put_many(&mut f, first, 0..600);
+    put_many(&mut f, second, 0..10);
+    assert!(f.store.least().is_some(), "the first tenant has no free room");
+    f.store.tenants_are(&[0, u64::MAX], true);
+    assert_eq!(f.store.usage().cached_chunks, 10);
+    assert_eq!(f.store.least(), None);
+}
