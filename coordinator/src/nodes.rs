@@ -88,7 +88,10 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn member(number: u16, endpoint: &Endpoint) -> Member {
-        let peer = endpoint.local_address();
+        member_at(number, endpoint.local_address())
+    }
+
+    pub(crate) fn member_at(number: u16, peer: SocketAddr) -> Member {
         Member {
             number: NodeNumber(number),
             name: "node".into(),

@@ -226,10 +226,10 @@ mod tests {
     use std::cell::Cell;
 
     use larder_protocol::ChunkHash;
-    use larder_protocol::table::{MemberState, PARTITIONS};
+    use larder_protocol::table::PARTITIONS;
 
     use super::*;
-    use crate::nodes::tests::{member, serve, with_node};
+    use crate::nodes::tests::{member, member_at, serve, with_node};
 
     #[test]
     fn a_home_that_was_late_is_named_as_silent_without_another_question() {
@@ -264,16 +264,9 @@ mod tests {
 
     #[test]
     fn each_member_counts_once_a_chunk_whichever_of_its_actors_hold_it() {
-        let member = |number| Member {
-            number: NodeNumber(number),
-            name: format!("node-{number}"),
-            incarnation: 1,
-            peer: ([127, 0, 0, 1], 1).into(),
-            http: ([127, 0, 0, 1], 1).into(),
-            devices: 2,
-            weight: 1,
-            state: MemberState::Alive,
-        };
+        let address = ([127, 0, 0, 1], 1).into();
+        let member =
+            |number| Member { name: format!("node-{number}"), devices: 2, ..member_at(number, address) };
         let table = Table { members: [1, 2, 3].map(member).to_vec(), ..Table::default() };
         let held = |held: &[(u16, u16)]| {
             held.iter().map(|&(node, device)| Holder { node: NodeNumber(node), device }).collect()

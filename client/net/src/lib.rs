@@ -1,6 +1,7 @@
 //! Networking, metrics and traces, shared by the processes of a cluster.
 //!
-//! - [`quic`]: mutual TLS, certificates and their renewal, messages on streams; [`coordinator_client`] speaks with a coordinator over it.
+//! - [`quic`]: mutual TLS, certificates and their renewal, messages on streams; [`coordinator_client`] speaks with a coordinator
+//!   over it.
 //! - [`tcp`]: TLS over TCP, a second way for blocks; [`keepalive`]: ends TCP connections whose other end is gone.
 //! - [`http`]: health, metrics and status, over connections that are cheap each.
 //! - [`config_file`]: reads configuration files; [`reload`]: changes of a configuration file while a server runs.

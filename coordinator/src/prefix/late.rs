@@ -50,22 +50,12 @@ const LEFT_OUT_FOR: Duration = Duration::from_secs(1);
 mod tests {
     use std::net::SocketAddr;
 
-    use larder_protocol::table::MemberState;
-
     use super::*;
+    use crate::nodes::tests::member_at;
 
     fn table(incarnation: u64) -> Table {
         let address = SocketAddr::from(([127, 0, 0, 1], 1));
-        let member = |number| Member {
-            number: NodeNumber(number),
-            name: format!("node-{number}"),
-            incarnation,
-            peer: address,
-            http: address,
-            devices: 1,
-            weight: 1,
-            state: MemberState::Alive,
-        };
+        let member = |number| Member { incarnation, ..member_at(number, address) };
         Table { members: vec![member(1), member(2)], ..Table::default() }
     }
 

@@ -131,8 +131,6 @@ pub struct Store {
     last_number: u64,
     cached_chunks: u64,
     evictions: Evictions,
-    /// Evictions of chunks of a class that needed a slot.
-    needed: u64,
     remembered: remembered::EvictionMemory,
     /// The places that an earlier store gave out, if this store replaced one.
     seclusion: lives::Seclusion,
@@ -174,7 +172,6 @@ impl Store {
             last_number: 0,
             cached_chunks: 0,
             evictions: Evictions::default(),
-            needed: 0,
             seclusion: lives::Seclusion::default(),
             misnamed: 0,
             refused_names: 0,

@@ -2,9 +2,8 @@
 //!
 //! An evicted chunk that is worth its transfer leaves the cache at once. It keeps its slots for a moment ([`Standing::Leaving`])
 //! while it is offered to the other node. That node fetches it like any other chunk, and reports it as [moved](Store::give_up)
-//! afterwards. No commit and no lease waits for this. The slots are bounded; a request of the same tenant that needs a
-//! slot takes them back ([`Store::drop_departing`]). If the offer is refused or lost, the chunk is gone, and its next lookup
-//! is a miss.
+//! afterwards. No commit and no lease waits for this. The slots are bounded; a request of the same tenant that needs a slot takes
+//! them back ([`Store::drop_departing`]). If the offer is refused or lost, the chunk is gone, and its next lookup is a miss.
 //!
 //! A chunk is forwarded once: until it is used at its new node, it is not forwarded again.
 
@@ -291,7 +290,7 @@ impl Store {
         Some(leaving.bytes)
     }
 
-    /// Bytes of staging that forwards may take; `None` if this store forwards nothing.
+    /// Bytes that chunks may take that leave, and those that come; `None` if this store forwards nothing.
     fn forwarding_bytes(&self) -> Option<u64> {
         let peers = self.limits.peers.as_ref().filter(|peers| peers.placement == PlacementRule::Worth)?;
         Some(peers.passing_bytes / FORWARDING_SHARE)
@@ -303,7 +302,8 @@ fn is_only_copy(chunk: &Chunk) -> bool {
     chunk.is_complete() && !chunk.is_copy() && chunk.disk == OnDisk::Nowhere && chunk.stored != Stored::There
 }
 
-/// Chunks that leave may take one part in this many of staging, and chunks that come may take another such part.
+/// Chunks that leave may take bytes of memory as one part in this many of staging, and chunks that come may take such a part of
+/// staging.
 const FORWARDING_SHARE: u64 = 4;
 
 /// The store has free room while one part in this many of its capacity is unused.

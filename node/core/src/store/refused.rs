@@ -93,7 +93,7 @@ pub enum Refused {
     },
     /// A reservation that can never be met.
     #[error(
-        "{blocks} blocks of {bytes} bytes together; a session may reserve {MAX_MESSAGE_BLOCKS} blocks and {most} bytes, in at most {MAX_FRAME_DESCRIPTORS} extents that are new to it: reserve in smaller parts"
+        "{blocks} blocks of {bytes} bytes together; a session of this tenant may reserve {MAX_MESSAGE_BLOCKS} blocks and {most} bytes, in at most {MAX_FRAME_DESCRIPTORS} extents that are new to it: reserve in smaller parts"
     )]
     TooLarge {
         /// Blocks asked.

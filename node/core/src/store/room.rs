@@ -114,16 +114,17 @@ impl Store {
     /// Evicts until no more is cached than allowed, or no chunk may be evicted. It runs whenever a chunk was added or let go, so
     /// that a reservation seldom has to evict.
     pub(super) fn evict_above_watermark(&mut self) {
-        for tenant in self.tenants.ids() {
-            self.evict_ahead(tenant, 0, 0);
-        }
+        self.tenants.ids().for_each(|tenant| self.evict_for(tenant, 0));
+        self.evict_above_capacity(0);
     }
 
     /// Evicts for chunks of a tenant that are about to be cached.
     pub(super) fn evict_ahead(&mut self, tenant: TenantId, new_chunks: u64, new_bytes: u64) {
-        if self.is_above_watermark(tenant, new_bytes) {
-            self.evict_for(tenant, new_bytes);
-        }
+        self.evict_for(tenant, new_bytes);
+        self.evict_above_capacity(new_chunks);
+    }
+
+    fn evict_above_capacity(&mut self, new_chunks: u64) {
         if let Some(capacity) = self.limits.capacity_chunks {
             let most = capacity.saturating_sub(new_chunks);
             while self.cached_chunks > most && self.evict_of_the_largest() {}
@@ -140,7 +141,7 @@ impl Store {
     }
 
     fn evict_for(&mut self, tenant: TenantId, new_bytes: u64) {
-        if self.tenants.has_several() {
+        if self.is_above_watermark(tenant, new_bytes) && self.tenants.has_several() {
             self.evict_of_absent(tenant, new_bytes);
         }
         if !self.is_above_watermark(tenant, new_bytes) {
@@ -204,11 +205,11 @@ impl Store {
     /// find one.
     fn evict_of_class(&mut self, class: ClassId, owner: ChunkId, most_skipped: u32) -> Option<Slot> {
         while let Some(victim) = self.victim_of(class, most_skipped) {
-            self.needed += 1;
-            if self.needed.is_multiple_of(NEEDS_A_SEARCH) {
-                self.clear_idle(class, self.idle(victim.number()));
-            }
+            let idle = self.idle(victim.number());
             self.evict(victim, EvictionReason::Need);
+            if self.evictions.need.is_multiple_of(NEEDS_A_SEARCH) {
+                self.clear_idle(class, idle);
+            }
             if let Some(slot) = self.take_free_slot(class, owner) {
                 return Some(slot);
             }

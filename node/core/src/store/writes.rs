@@ -1,9 +1,9 @@
 //! Writes from memory to the tiers below: one line of chunks for each tier, with one set of rules.
 //!
-//! A chunk that waits for its write is claimed, so its bytes stay as they are. The line is bounded, and each tenant has a part of it: a chunk beyond
-//! the bound stays only in memory, is counted, and has another chance when it is evicted. Until an evicted chunk is on disk it can still be
-//! read. A record is written again when its chunk has gained a pool; the old record counts until the new record is durable. A
-//! chunk that only the disk has is not uploaded.
+//! A chunk that waits for its write is claimed, so its bytes stay as they are. The line is bounded, and each tenant has a part of
+//! it: a chunk beyond the bound stays only in memory, is counted, and has another chance when it is evicted. Until an evicted
+//! chunk is on disk it can still be read. A record is written again when its chunk has gained a pool; the old record counts until
+//! the new record is durable. A chunk that only the disk has is not uploaded.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,10 +13,12 @@ use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use super::admission::Admission;
 use super::commit::BlockMove;
+use super::disk::Disk;
 use super::hand_out::Named;
 use super::ids::{Below, ChunkId, TenantId};
 use super::index::{Account, Block, Chunk, OnDisk, Standing, Stored};
 use super::namespaces::Pool;
+use super::object::Objects;
 use super::shares::Shares;
 use super::{Checksums, Store};
 
@@ -285,21 +287,14 @@ impl Store {
     }
 
     fn line(&mut self, tier: Below) -> Option<&mut WriteLine> {
-        match tier {
-            Below::Disk => self.disk.as_mut().map(|disk| &mut disk.line),
-            Below::Object => self.object.as_mut().map(|object| &mut object.line),
-        }
+        line_of(&mut self.disk, &mut self.object, tier)
     }
 
     // This and its caller are inlined: commits, hits and evictions call them, mostly without a tier below. The call was 8 % of an
     // eviction.
     #[inline]
     fn is_wanted(&mut self, tier: Below, id: ChunkId, moment: Moment) -> bool {
-        let line = match tier {
-            Below::Disk => self.disk.as_mut().map(|disk| &mut disk.line),
-            Below::Object => self.object.as_mut().map(|object| &mut object.line),
-        };
-        let Some(line) = line else { return false };
+        let Some(line) = line_of(&mut self.disk, &mut self.object, tier) else { return false };
         let chunk = self.index.get(id);
         let may_be_written = match tier {
             Below::Disk => chunk.belongs_on_disk(),
@@ -320,11 +315,7 @@ impl Store {
         let named = self.name_now(id);
         let bytes = self.whole_chunk_bytes(named.namespace);
         let (tenant, tenants) = (self.tenant_of(id), &self.limits.tenant_bytes);
-        let line = match tier {
-            Below::Disk => self.disk.as_mut().map(|disk| &mut disk.line),
-            Below::Object => self.object.as_mut().map(|object| &mut object.line),
-        };
-        let Some(line) = line else { return false };
+        let Some(line) = line_of(&mut self.disk, &mut self.object, tier) else { return false };
         if line.waiting.places.contains_key(&id) {
             return true;
         }
@@ -343,6 +334,18 @@ impl Store {
             }
         });
         true
+    }
+}
+
+#[inline]
+fn line_of<'a>(
+    disk: &'a mut Option<Disk>,
+    object: &'a mut Option<Objects>,
+    tier: Below,
+) -> Option<&'a mut WriteLine> {
+    match tier {
+        Below::Disk => disk.as_mut().map(|disk| &mut disk.line),
+        Below::Object => object.as_mut().map(|object| &mut object.line),
     }
 }
 
