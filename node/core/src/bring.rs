@@ -23,8 +23,10 @@ mod recall;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use larder_protocol::chain::Chain;
 use larder_protocol::table::Holder;
 
+use self::locate::Located;
 use crate::cause::Cause;
 use crate::directory::cache::Cache;
 use crate::event::{Below, OrderNumber, QuestionId, ReadId, RequestId};
@@ -95,6 +97,16 @@ struct Waiting {
     until: Duration,
     /// The request's number in the log of lookups.
     lookup: u64,
+    /// The rest of the chain, if it found no room yet.
+    rest: Option<Box<Rest>>,
+}
+
+/// The chain of a gather that is brought in parts, and the places of its chunks.
+#[derive(Debug)]
+struct Rest {
+    namespace: u32,
+    chain: Chain,
+    located: Located,
 }
 
 impl Bring {

@@ -321,7 +321,7 @@ impl Drain {
         self.counts.moved += moved;
         self.counts.moved_bytes += bytes;
         if moved > 0 {
-            self.silent_until = None;
+            (self.silent_until, self.asks_left) = (None, ASKS_AGAIN);
         }
         let best_rank = others.first().map_or(WHOLE_RANK_PPM, |((candidate, ..), _)| candidate.rank_ppm);
         let refuses_all = match &taken {
@@ -332,8 +332,8 @@ impl Drain {
             }
         };
         for ((mut candidate, ..), _) in others.into_iter().rev() {
-            // A taker that refuses a whole namespace says nothing of the chunk.
-            candidate.refusals += u8::from(!refuses_all);
+            // A taker that refuses a whole namespace, or keeps a part of the batch, says nothing of the chunk.
+            candidate.refusals += u8::from(!refuses_all && moved == 0);
             if candidate.refusals < MOST_REFUSALS {
                 self.queue.again(candidate);
             } else {

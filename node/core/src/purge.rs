@@ -48,8 +48,8 @@ impl Core {
             self.purge_disk(keys);
             self.effects.push_back(Effect::TenantLeft(name));
         }
-        let is_any_new = tenants.len() > self.tenants.len();
-        self.store.tenants_are(&bytes, is_any_new);
+        let new: Vec<&str> = tenants.iter().skip(self.tenants.len()).map(|(name, _)| &**name).collect();
+        self.store.tenants_are(&bytes, &new);
         // A tenant that left is not found by its name.
         let name = |(name, bytes): &(String, u64)| if *bytes > 0 { name.clone() } else { String::new() };
         self.tenants = tenants.iter().map(name).collect();

@@ -46,6 +46,7 @@ impl GpuActor {
         let reply = self.core.take(now, from, namespace.as_ref(), &chunks);
         let response = match reply {
             TakeReply::Now(taken) => Response::reply(Some(taken)),
+            TakeReply::Busy => Response::reply(None),
             TakeReply::Later(take) => {
                 let (answer, taken) = oneshot::channel();
                 self.pending.takes.insert(take, answer);

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use larder_core::{DrainOrder, Event, TakeNumber, TakeOrder, TakeReply};
 use larder_protocol::drain::{Take, Taken};
-use larder_protocol::peer::{PeerRequest, PeerResponse};
+use larder_protocol::peer::{PeerRequest, PeerResponse, RetryAfter};
 use larder_protocol::table::{Holder, MemberState};
 
 use crate::exchange::{Body, For};
 use crate::process::Own;
+use crate::serve::BUSY_RETRY_MS;
 use crate::world::{At, Happening, Life, World};
 
 /// The drain of a process.
@@ -165,7 +166,11 @@ impl World {
         let Some(actor) = self.actor(at) else { return };
         let holder = Holder { node, device: take.from };
         match actor.core.take(now, holder, take.namespace.as_ref(), &take.chunks) {
-            TakeReply::Now(taken) => self.answer_take(at.life, from, call, taken),
+            TakeReply::Now(taken) => self.answer_take(at.life, from, call, PeerResponse::Taken(taken)),
+            TakeReply::Busy => {
+                let retry = RetryAfter { retry_after_ms: BUSY_RETRY_MS };
+                self.answer_take(at.life, from, call, PeerResponse::Busy(retry));
+            }
             // The peer asks again if the answer was lost: its first question no longer counts.
             TakeReply::Later(number) => _ = actor.takes.insert(number, (from, call)),
         }
@@ -176,12 +181,11 @@ impl World {
     pub(crate) fn taken(&mut self, at: At, number: TakeNumber, taken: Taken) {
         let waiting = self.actor(at).and_then(|actor| actor.takes.remove(&number));
         if let Some((from, call)) = waiting {
-            self.answer_take(at.life, from, call, taken);
+            self.answer_take(at.life, from, call, PeerResponse::Taken(taken));
         }
     }
 
-    fn answer_take(&mut self, life: Life, from: Life, call: u64, taken: Taken) {
-        let response = PeerResponse::Taken(taken);
+    fn answer_take(&mut self, life: Life, from: Life, call: u64, response: PeerResponse) {
         self.send(life, from.host, Some(from), &Body::Answer { call, response });
     }
 }

@@ -194,7 +194,7 @@ impl World {
                 else {
                     return;
                 };
-                let worth = |actor: &u16| process.actors[usize::from(*actor)].core.store().least_worth();
+                let worth = |actor: &u16| process.actors[usize::from(*actor)].core.least_worth();
                 let actor = (0..actors).min_by_key(worth).unwrap_or_default();
                 let holder = Holder { node, device: offer.device };
                 let offered = TakeIn { asker: from, call, holder, offer };
@@ -228,7 +228,7 @@ impl World {
     fn say_room(&mut self, life: Life, to: Life, call: u64) {
         let now_ms = self.local(life.host).as_millis() as u64;
         let Some(process) = self.process(life) else { return };
-        let least = process.actors.iter().map(|actor| actor.core.store().least_worth().0).min();
+        let least = process.actors.iter().map(|actor| actor.core.least_worth().0).min();
         let served = process.serving.served.bytes_a_second(now_ms);
         process.actors.iter_mut().for_each(|actor| actor.core.this_node_serves(served));
         let response = PeerResponse::Room(Room { least: least.unwrap_or_default(), served });
@@ -653,5 +653,5 @@ fn import_chunk(said: &HeldChunk, blocks: &[Held], to: &Destination) -> Arrival 
 
 /// Time of a message between threads of a process.
 pub(crate) const MAILBOX: Duration = Duration::from_micros(15);
-const BUSY_RETRY_MS: u64 = 5;
+pub(crate) const BUSY_RETRY_MS: u64 = 5;
 const STALL_DEADLINE: Duration = Duration::from_secs(2);

@@ -465,7 +465,7 @@ impl Core {
         let ready = self.store.fetched(id, came, kept);
         self.end_recalls(id);
         self.end_takes(id);
-        self.finish_gathers(&ready);
+        self.gathers_are_ready(&ready);
     }
 }
 

@@ -25,6 +25,9 @@ impl Core {
     ) -> Vec<bool> {
         self.now = self.now.max(now);
         self.store.is_now(self.millis());
+        if self.is_draining() {
+            return vec![false; chunks.len()];
+        }
         let mut ids = Vec::new();
         let mut is_wanted = Vec::with_capacity(chunks.len());
         let deadline = self.now + self.bring.others_deadline();
@@ -42,6 +45,12 @@ impl Core {
         }
         self.order_fetches(ids);
         is_wanted
+    }
+
+    /// The worth of the next victim, as other nodes are told. A node that drains keeps nothing more, whatever its worth.
+    #[must_use]
+    pub fn least_worth(&self) -> Worth {
+        if self.is_draining() { Worth(u64::MAX) } else { self.store.least_worth() }
     }
 
     /// Notes a node's room and how much it serves, as its answer said.

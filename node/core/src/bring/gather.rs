@@ -7,7 +7,9 @@
 //! 3. Otherwise `locate` finds the holders of the rest. The store claims the chunks that are here and takes slots for the
 //!    others ([`Store::gather`]).
 //! 4. Each missing chunk is read from a tier or fetched from another actor (`load`).
-//! 5. When the last chunk has come or failed, or time is up, the gather ends as a lease of the prefix that is here by then
+//! 5. Chunks on their way have little room, so a long prompt comes in parts: when one part is here and stays, the next follows
+//!    ([`Store::gather_more`]).
+//! 6. When the last chunk has come or failed, or time is up, the gather ends as a lease of the prefix that is here by then
 //!    ([`Store::finish_gather`]). Other requests of the session go on meanwhile.
 //!
 //! A lookup goes the same way up to `locate`, and brings nothing.
@@ -15,16 +17,18 @@
 //! [`Store::find`]: crate::store::Store::find
 //! [`Store::lease_found`]: crate::store::Store::lease_found
 //! [`Store::gather`]: crate::store::Store::gather
+//! [`Store::gather_more`]: crate::store::Store::gather_more
 //! [`Store::finish_gather`]: crate::store::Store::finish_gather
 
 use std::time::Duration;
 
 use larder_protocol::Fingerprint;
+use larder_protocol::chain::Chain;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lease, Lookup};
 
 use super::locate::{LocatePurpose, Located};
-use super::{Fetch, Waiting};
+use super::{Fetch, Rest, Waiting};
 use crate::Core;
 use crate::cause::Cause;
 use crate::directory::Holders;
@@ -154,11 +158,12 @@ impl Core {
         let elsewhere = located.sources(ask.chain.len());
         let lookup = self.note_lease(request, ask, walk, located);
         let gathered = self.store.gather(request.session, ask.namespace, &ask.chain, &elsewhere);
-        let Gathered { gather, is_ready, wanted } =
+        let Gathered { gather, is_ready, wanted, is_cut } =
             gathered.inspect_err(|refused| self.lookups.refused(lookup, refused))?;
         let (until, cause) = (self.now + self.bring.load_deadline(), gather_cause(cause, &wanted));
-        let waiting =
-            Waiting { session: request.session, request: Some(request), cause: cause.clone(), until, lookup };
+        let (session, request) = (request.session, Some(request));
+        let rest = is_cut.then(|| Rest::new(ask.namespace, &ask.chain, located));
+        let waiting = Waiting { session, request, cause: cause.clone(), until, lookup, rest };
         self.bring.waiting.insert(gather, waiting);
         if is_ready {
             self.finish_gathers(&[gather]);
@@ -214,6 +219,31 @@ impl Core {
         self.read_from(Below::Disk, on_disk);
         self.read_from(Below::Object, stored);
         self.order_fetches(held);
+    }
+
+    /// Goes on with gathers whose chunks are all here, and ends those that are whole.
+    pub(crate) fn gathers_are_ready(&mut self, ready: &[u64]) {
+        for &gather in ready {
+            if !self.bring_more(gather) {
+                self.finish_gathers(&[gather]);
+            }
+        }
+    }
+
+    /// Brings the next part of a gather whose first part filled the room of chunks on their way; returns whether there is one.
+    fn bring_more(&mut self, gather: u64) -> bool {
+        let Some(waiting) = self.bring.waiting.get_mut(&gather) else { return false };
+        let class = if waiting.request.is_some() { Class::Decode } else { Class::Prefetch };
+        let (until, cause) = (waiting.until, waiting.cause.clone());
+        let Some(rest) = waiting.rest.take().filter(|_| self.now < until) else { return false };
+        let elsewhere = rest.located.sources(rest.chain.len());
+        let Some(more) = self.store.gather_more(gather, &rest.chain, &elsewhere) else { return false };
+        let (namespace, located) = (rest.namespace, rest.located.clone());
+        if let Some(waiting) = self.bring.waiting.get_mut(&gather).filter(|_| more.is_cut) {
+            waiting.rest = Some(rest);
+        }
+        self.load(namespace, more.wanted, &located, Errand { class, until, cause: &cause });
+        !more.is_ready
     }
 
     /// Answers late leases with the chunks that are here. The others may still come.
@@ -273,6 +303,12 @@ impl Core {
         }
         self.read_queued(Below::Disk);
         self.read_queued(Below::Object);
+    }
+}
+
+impl Rest {
+    pub(super) fn new(namespace: u32, chain: &Chain, located: &Located) -> Box<Self> {
+        Box::new(Self { namespace, chain: chain.clone(), located: located.clone() })
     }
 }
 

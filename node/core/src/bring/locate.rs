@@ -29,7 +29,7 @@ pub(super) struct Missing {
 }
 
 /// The places of chunks that are not on this node.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Located {
     /// The requested positions, in order.
     positions: Vec<u32>,
@@ -83,16 +83,17 @@ impl Missing {
 }
 
 impl Located {
-    /// The source of each chunk, by position in a chain of `chunks` chunks. Other actors go before the object store.
+    /// The source of each of the first `chunks` chunks, by position. Other actors go before the object store.
     pub(super) fn sources(&self, chunks: usize) -> Vec<Option<Source>> {
         let mut sources = vec![None; chunks];
-        for &position in &self.stored {
-            sources[position as usize] = Some(Source::Object);
-        }
+        let mut is = |position: u32, source| {
+            sources.get_mut(position as usize).into_iter().for_each(|place| *place = Some(source));
+        };
+        self.stored.iter().for_each(|&position| is(position, Source::Object));
         for (&position, holders) in self.positions.iter().zip(&self.holders) {
             if let Some(first) = holders.first() {
                 let is_sibling = first.node == NodeNumber::THIS_NODE;
-                sources[position as usize] = Some(if is_sibling { Source::Sibling } else { Source::Peer });
+                is(position, if is_sibling { Source::Sibling } else { Source::Peer });
             }
         }
         sources

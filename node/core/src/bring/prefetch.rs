@@ -11,9 +11,9 @@ use larder_protocol::peer::Class;
 use larder_protocol::session::{Collect, Found, Lookup, Tier, Wait};
 use larder_protocol::table::Holder;
 
-use super::Waiting;
 use super::gather::{Errand, gather_cause};
 use super::locate::{LocatePurpose, Located};
+use super::{Rest, Waiting};
 use crate::Core;
 use crate::cause::Cause;
 use crate::effect::{Effect, Started};
@@ -84,14 +84,14 @@ impl Core {
         if wanted == 0 {
             return Ok(Started { ticket: 0, tokens: 0, tokens_to_recompute });
         }
-        let Gathered { gather: ticket, wanted, .. } = self.store.gather(
-            session,
-            namespace,
-            &chain.part(0, wanted),
-            &elsewhere[..wanted.min(elsewhere.len())],
-        )?;
+        let chain = chain.part(0, wanted);
+        let elsewhere = &elsewhere[..wanted.min(elsewhere.len())];
+        let Gathered { gather: ticket, wanted, is_cut, .. } =
+            self.store.gather(session, namespace, &chain, elsewhere)?;
         let cause = gather_cause(cause, &wanted);
-        let waiting = Waiting { session, request: None, cause: cause.clone(), until: Duration::MAX, lookup };
+        let rest = is_cut.then(|| Rest::new(namespace, &chain, located));
+        let waiting =
+            Waiting { session, request: None, cause: cause.clone(), until: Duration::MAX, lookup, rest };
         self.bring.waiting.insert(ticket, waiting);
         let tokens = self.store.progress(session, ticket)?.tokens_expected;
         let until = self.now + self.bring.load_deadline();

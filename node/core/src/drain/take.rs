@@ -29,6 +29,8 @@ pub enum TakeReply {
     Now(Taken),
     /// Chunks are on their way: [`Effect::Taken`] answers.
     Later(TakeNumber),
+    /// No chunk has room for now: the node that drains asks again soon.
+    Busy,
 }
 
 /// Chunks that are being taken.
@@ -72,16 +74,18 @@ impl Core {
         let Some(fingerprint) = known.filter(|_| !self.is_draining()) else {
             return TakeReply::Now(self.taken(known.as_ref(), take.is_kept));
         };
-        let mut wanted = Vec::new();
+        let (mut wanted, mut is_busy) = (Vec::new(), false);
         for (position, &TakeChunk { chunk, rank_ppm }) in chunks.iter().enumerate() {
             take.keys.push(ChunkKey { fingerprint, hash: chunk.hash });
-            if !self.has_room_for(&fingerprint, rank_ppm, from.node) {
-                continue;
-            }
+            let Some(displaces) = self.has_room_for(&fingerprint, rank_ppm, from.node) else { continue };
             match self.store.take_from_leaver(&fingerprint, chunk) {
                 TakeIn::Here => take.is_kept[position] = true,
                 TakeIn::Refused => {}
+                TakeIn::Busy => is_busy = true,
                 TakeIn::Coming { fetch, wanted: to_fetch } => {
+                    if displaces && to_fetch.is_some() {
+                        self.takes.displaced.entry(from.node).or_insert((0, self.now)).0 += 1;
+                    }
                     take.left += 1;
                     self.takes.waiting.entry(fetch).or_default().push((number, position));
                     match (to_fetch, self.bring.fetches.get_mut(&fetch)) {
@@ -93,6 +97,9 @@ impl Core {
             }
         }
         if take.left == 0 {
+            if is_busy && !take.is_kept.contains(&true) {
+                return TakeReply::Busy;
+            }
             return TakeReply::Now(self.taken(Some(&fingerprint), take.is_kept));
         }
         self.takes.open.insert(number, take);
@@ -143,19 +150,15 @@ impl Core {
         Some(fingerprint)
     }
 
-    /// Whether a chunk of this rank may stay. Counts the chunk that makes way for it.
-    fn has_room_for(&mut self, fingerprint: &Fingerprint, rank_ppm: u32, from: NodeNumber) -> bool {
+    /// Whether a chunk of this rank may stay, and if so, whether another chunk makes way for it.
+    fn has_room_for(&mut self, fingerprint: &Fingerprint, rank_ppm: u32, from: NodeNumber) -> Option<bool> {
         let now = self.now;
         self.takes.displaced.entry(from).and_modify(|(_, asked)| *asked = now);
         let FreeRoom { chunks, bytes } = self.free_room(Some(fingerprint));
         if chunks > 0 && bytes >= self.store.chunk_bytes_by(fingerprint) {
-            return true;
+            return Some(false);
         }
-        if rank_ppm >= self.rank_limit_ppm() {
-            return false;
-        }
-        self.takes.displaced.entry(from).or_insert((0, now)).0 += 1;
-        true
+        (rank_ppm < self.rank_limit_ppm()).then_some(true)
     }
 
     /// Chunks below this rank may displace others.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use larder_protocol::peer::Room;
 use larder_protocol::table::{Holder, NodeNumber};
 
-use super::{Worth, transfer_weight};
+use super::{Worth, pays_to_forward, transfer_weight};
+use crate::store::ids::NamespaceId;
 
 /// The other nodes that answered lately.
 #[derive(Debug, Clone, Default)]
@@ -16,8 +17,10 @@ pub struct Neighbours {
     served: u64,
     /// The bytes a second that this node serves.
     own: u64,
-    /// The last answer of [`Neighbours::cheapest`], kept so that an eviction does not look at all nodes.
-    cheapest: Option<(NodeNumber, Worth, Duration)>,
+    /// The last answers of [`Neighbours::cheapest`], by namespace, kept so that an eviction does not look at all nodes.
+    cheapest: BTreeMap<NamespaceId, (NodeNumber, Worth, Duration)>,
+    /// The nodes that took no chunk of a namespace though they had room, until they are offered its chunks again.
+    refusals: BTreeMap<(NamespaceId, NodeNumber), Duration>,
 }
 
 impl Neighbours {
@@ -25,41 +28,62 @@ impl Neighbours {
     pub fn heard(&mut self, node: NodeNumber, room: Room, now: Duration) {
         if self.heard.len() >= MAX_NEIGHBOURS && !self.heard.contains_key(&node) {
             (self.heard, self.served) = (BTreeMap::new(), 0);
-            self.cheapest = None;
+            self.cheapest.clear();
         }
         let before = self.heard.insert(node, (room, now));
         self.served += room.served;
         self.served -= before.map_or(0, |(before, _)| before.served);
-        let least = Worth(room.least);
-        match self.cheapest {
-            Some((cheapest, worth, _)) if cheapest != node && worth < least => {}
-            // This node's worth has grown, so another node may be the cheapest now.
-            Some((cheapest, worth, _)) if cheapest == node && worth < least => self.cheapest = None,
-            Some(_) => self.cheapest = Some((node, least, now)),
-            None => {}
-        }
+        let (least, refusals) = (Worth(room.least), &self.refusals);
+        self.cheapest.retain(|&namespace, cheapest| {
+            let (other, worth, _) = *cheapest;
+            // If this node's worth has grown, another node may be the cheapest now.
+            let is_known = other != node || least <= worth;
+            if is_known && least <= worth && !refuses(refusals, namespace, node, now) {
+                *cheapest = (node, least, now);
+            }
+            is_known
+        });
     }
 
-    /// Forgets a node that did not take offered chunks: it gets no offers until it is heard again.
+    /// Forgets a node that did not answer an offer: it gets no offers until it is heard again.
     pub fn forget(&mut self, node: NodeNumber) {
         if let Some((room, _)) = self.heard.remove(&node) {
             self.served -= room.served;
         }
-        self.cheapest.take_if(|(cheapest, ..)| *cheapest == node);
+        self.cheapest.retain(|_, (cheapest, ..)| *cheapest != node);
     }
 
-    /// The node whose next victim is worth least, and that worth. Of equal nodes, the one that was heard last.
+    /// Notes that a node took none of the chunks of a namespace that were worth so much. If it has room for such chunks, it may
+    /// not know the namespace: it gets no offers of the namespace for some seconds.
+    pub fn refused(&mut self, node: NodeNumber, namespace: NamespaceId, worth: Worth, now: Duration) {
+        let has_room =
+            self.heard.get(&node).is_some_and(|(room, _)| pays_to_forward(worth, Worth(room.least)));
+        if has_room {
+            self.refusals.retain(|_, until| *until > now);
+            self.refusals.insert((namespace, node), now + REFUSES_FOR);
+            self.cheapest.remove(&namespace);
+        }
+    }
+
+    /// The node whose next victim is worth least, and that worth, for chunks of a namespace. Of equal nodes, the one that was
+    /// heard last.
     #[must_use]
-    pub fn cheapest(&mut self, now: Duration) -> Option<(NodeNumber, Worth)> {
+    pub fn cheapest(&mut self, namespace: NamespaceId, now: Duration) -> Option<(NodeNumber, Worth)> {
         let is_fresh = |at: Duration| now.saturating_sub(at) < FRESH;
-        if !self.cheapest.is_some_and(|(.., at)| is_fresh(at)) {
+        let known = self.cheapest.get(&namespace).copied().filter(|&(.., at)| is_fresh(at));
+        let cheapest = known.or_else(|| {
             self.heard.retain(|_, (_, at)| is_fresh(*at));
             self.served = self.heard.values().map(|(room, _)| room.served).sum();
-            let cheapest =
-                self.heard.iter().min_by_key(|&(_, &(room, at))| (room.least, std::cmp::Reverse(at)));
-            self.cheapest = cheapest.map(|(&node, &(room, at))| (node, Worth(room.least), at));
+            let refusals = &self.refusals;
+            let willing = self.heard.iter().filter(|&(&node, _)| !refuses(refusals, namespace, node, now));
+            let cheapest = willing.min_by_key(|&(_, &(room, at))| (room.least, std::cmp::Reverse(at)));
+            cheapest.map(|(&node, &(room, at))| (node, Worth(room.least), at))
+        });
+        match cheapest {
+            Some(cheapest) => _ = self.cheapest.insert(namespace, cheapest),
+            None => _ = self.cheapest.remove(&namespace),
         }
-        self.cheapest.map(|(node, worth, _)| (node, worth))
+        cheapest.map(|(node, worth, _)| (node, worth))
     }
 
     /// Sets the bytes of blocks that this node sends to others in a second.
@@ -91,6 +115,19 @@ impl Neighbours {
     }
 }
 
+/// Whether a node took no chunk of a namespace lately.
+fn refuses(
+    refusals: &BTreeMap<(NamespaceId, NodeNumber), Duration>,
+    namespace: NamespaceId,
+    node: NodeNumber,
+    now: Duration,
+) -> bool {
+    refusals.get(&(namespace, node)).is_some_and(|until| *until > now)
+}
+
+/// How long a node that took no chunk of a namespace is offered none.
+const REFUSES_FOR: Duration = Duration::from_secs(30);
+
 /// How long a node's answer counts.
 const FRESH: Duration = Duration::from_secs(10);
 
@@ -100,6 +137,8 @@ const MAX_NEIGHBOURS: usize = 4_096;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MODEL: NamespaceId = NamespaceId(0);
 
     const fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -113,16 +152,37 @@ mod tests {
     fn the_node_with_the_least_worth_is_the_cheapest_until_its_answer_is_old() {
         let [a, b, c] = [1, 2, 3].map(NodeNumber);
         let mut neighbours = Neighbours::default();
-        assert_eq!(neighbours.cheapest(at(0)), None);
+        assert_eq!(neighbours.cheapest(MODEL, at(0)), None);
         neighbours.heard(a, room(5, 0), at(0));
         neighbours.heard(b, room(3, 0), at(1));
         neighbours.heard(c, room(3, 0), at(2));
-        assert_eq!(neighbours.cheapest(at(2)), Some((c, Worth(3))));
+        assert_eq!(neighbours.cheapest(MODEL, at(2)), Some((c, Worth(3))));
         neighbours.forget(c);
-        assert_eq!(neighbours.cheapest(at(2)), Some((b, Worth(3))));
+        assert_eq!(neighbours.cheapest(MODEL, at(2)), Some((b, Worth(3))));
         neighbours.heard(a, room(5, 0), at(9));
-        assert_eq!(neighbours.cheapest(at(11)), Some((a, Worth(5))));
-        assert_eq!(neighbours.cheapest(at(19)), None);
+        assert_eq!(neighbours.cheapest(MODEL, at(11)), Some((a, Worth(5))));
+        assert_eq!(neighbours.cheapest(MODEL, at(19)), None);
+    }
+
+    #[test]
+    fn a_node_that_took_no_chunk_of_a_namespace_is_offered_others_but_no_more_of_these_for_a_while() {
+        let ([a, b], other) = ([1, 2].map(NodeNumber), NamespaceId(7));
+        let mut neighbours = Neighbours::default();
+        neighbours.heard(a, room(5, 0), at(0));
+        neighbours.heard(b, room(3, 0), at(0));
+        assert_eq!(neighbours.cheapest(MODEL, at(0)), Some((b, Worth(3))));
+        neighbours.refused(b, MODEL, Worth(1_000), at(0));
+        assert_eq!(neighbours.cheapest(MODEL, at(0)), Some((a, Worth(5))));
+        assert_eq!(neighbours.cheapest(other, at(0)), Some((b, Worth(3))));
+        neighbours.heard(b, room(2, 0), at(1));
+        assert_eq!(neighbours.cheapest(MODEL, at(1)), Some((a, Worth(5))), "its answers do not change that");
+        assert_eq!(neighbours.cheapest(other, at(1)), Some((b, Worth(2))));
+        neighbours.refused(a, MODEL, Worth(1_000), at(1));
+        assert_eq!(neighbours.cheapest(MODEL, at(1)), None);
+        neighbours.heard(b, room(2, 0), at(31));
+        assert_eq!(neighbours.cheapest(MODEL, at(31)), Some((b, Worth(2))));
+        neighbours.refused(b, MODEL, Worth(1), at(31));
+        assert_eq!(neighbours.cheapest(MODEL, at(31)), Some((b, Worth(2))), "the chunk was worth too little");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! A chunk is forwarded once: until it is used at its new node, it is not forwarded again.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use larder_protocol::table::NodeNumber;
 use larder_protocol::{ChunkRef, Fingerprint};
@@ -137,12 +138,14 @@ impl Store {
     /// chunk is forwarded. The chunk is no longer counted as cached, and the policy does not know it any more.
     pub(super) fn forward(&mut self, id: ChunkId, idle_ms: u64) -> bool {
         let Some(most) = self.forwarding_bytes() else { return false };
-        let now = std::time::Duration::from_millis(self.now.0);
+        let now = Duration::from_millis(self.now.0);
         let chunk = self.index.get(id);
         if !is_only_copy(chunk) || chunk.was_forwarded() {
             return false;
         }
-        let Some((to, there)) = self.departing.neighbours.cheapest(now) else { return false };
+        let Some((to, there)) = self.departing.neighbours.cheapest(chunk.namespace, now) else {
+            return false;
+        };
         // A learning policy also evicts young chunks without worth. So a chunk counts for no more than recent victims did.
         let least = self.pressure.least(self.age_ms()).unwrap_or_default();
         let worth = self.stake(chunk.namespace).worth(Saves::Prefill, idle_ms).min(least);
@@ -187,10 +190,15 @@ impl Store {
     pub fn offer_ended(&mut self, number: u64, wanted: &[bool]) {
         let offered = self.departing.line.iter().filter(|leaving| leaving.offer == Some(number));
         let offered: Vec<Leaving> = offered.copied().collect();
-        if !wanted.contains(&true)
-            && let Some(leaving) = offered.first()
-        {
-            self.departing.neighbours.forget(leaving.to);
+        if let Some(&Leaving { to, named, .. }) = offered.first().filter(|_| !wanted.contains(&true)) {
+            let (now, worths) =
+                (Duration::from_millis(self.now.0), offered.iter().map(|leaving| leaving.worth));
+            match worths.min() {
+                Some(worth) if !wanted.is_empty() => {
+                    self.departing.neighbours.refused(to, named.namespace, worth, now);
+                }
+                _ => self.departing.neighbours.forget(to),
+            }
         }
         // If some chunks of the offer ended meanwhile, the answer's order no longer fits.
         let is_whole = offered.len() == wanted.len();

@@ -90,6 +90,8 @@ pub struct Gathered {
     pub is_ready: bool,
     /// The fetches to start; [`Store::fetched`] must answer each.
     pub wanted: Vec<Wanted>,
+    /// Whether the rest of the chain found no room. [`Store::gather_more`] may go on when these chunks are here.
+    pub is_cut: bool,
 }
 
 impl Gathers {
@@ -185,54 +187,107 @@ impl Store {
         }
         let most = most.min(self.restorable_with(number, &found, elsewhere));
         let gather = self.next_number();
-        let steps = self.claim_prefix(number, chain, &found[..most], elsewhere);
-        let hashes = chain.hashes[..steps.len()].into();
-        let mut started =
-            Gather { session, namespace: number, slices, chunks: Vec::new(), hashes, waiting: 0 };
+        let mut open = Gather {
+            session,
+            namespace: number,
+            slices,
+            chunks: Vec::new(),
+            hashes: Box::default(),
+            waiting: 0,
+        };
+        let (wanted, is_cut) = self.continue_gather(gather, &mut open, chain, &found[..most], elsewhere);
+        let blocks = open.slices.len() * rules.blocks(open.chunks.len());
+        self.session_mut(session)?.leased_blocks += blocks as u64;
+        let is_ready = open.waiting == 0;
+        self.gathers.open.insert(gather, open);
+        Ok(Gathered { gather, is_ready, wanted, is_cut })
+    }
+
+    /// Goes on with a gather that was cut, now that its chunks are here: those that stay have left their room to the next. `None`
+    /// if one of them did not come, or the session may lease no more.
+    pub fn gather_more(
+        &mut self,
+        gather: u64,
+        chain: &Chain,
+        elsewhere: &[Option<Source>],
+    ) -> Option<Gathered> {
+        let open = self.gathers.open.get(&gather)?;
+        if open.waiting > 0 || !open.chunks.iter().all(|&chunk| self.index.get(chunk).is_complete()) {
+            return None;
+        }
+        let (number, session, slices, before) =
+            (open.namespace, open.session, open.slices.len(), open.chunks.len());
+        let rules = self.namespaces.get(number).rules;
+        let own = (slices * rules.blocks(before)) as u64;
+        let held = self.session(session).ok()?.leased_blocks.saturating_sub(own);
+        let room = usize::try_from(self.limits.max_leased_blocks.saturating_sub(held)).unwrap_or(usize::MAX);
+        let found = self.walk(number, chain).ok()?;
+        let most = most_chunks(&rules, slices, MAX_MESSAGE_BLOCKS.min(room), chain.len());
+        let most = most.min(self.restorable_with(number, &found, elsewhere));
+        let rest = found.get(..most).filter(|_| most > before)?;
+        let mut open = self.gathers.open.remove(&gather)?;
+        let (wanted, is_cut) = self.continue_gather(gather, &mut open, chain, rest, elsewhere);
+        let blocks = (slices * rules.blocks(open.chunks.len())) as u64;
+        if let Ok(session) = self.session_mut(session) {
+            session.leased_blocks += blocks - own;
+        }
+        let is_ready = open.waiting == 0;
+        self.gathers.open.insert(gather, open);
+        Some(Gathered { gather, is_ready, wanted, is_cut })
+    }
+
+    /// Claims the chunks of a chain behind those that a gather has, and starts the fetches of chunks that are not here. Returns
+    /// these fetches, and whether a fetch found no room.
+    fn continue_gather(
+        &mut self,
+        gather: u64,
+        open: &mut Gather,
+        chain: &Chain,
+        found: &[Presence],
+        elsewhere: &[Option<Source>],
+    ) -> (Vec<Wanted>, bool) {
+        let (number, from) = (open.namespace, open.chunks.len());
+        let steps = self.claim_run(number, chain, (from, found), elsewhere);
+        open.hashes = chain.hashes[..from + steps.len()].into();
         let mut wanted = Vec::new();
-        for (position, &step) in steps.iter().enumerate() {
+        for (at, &step) in steps.iter().enumerate() {
+            let position = from + at;
             let chunk = match step {
                 ChunkStep::Here(chunk) => {
                     self.count_use(chunk);
                     chunk
                 }
                 ChunkStep::Coming(chunk) => chunk,
-                ChunkStep::Fetch(from) => {
-                    let Some(chunk) = self.start_fetch(number, chain.chunk(position), from) else {
-                        self.unclaim(
-                            &steps[position..].iter().filter_map(ChunkStep::claimed).collect::<Vec<_>>(),
-                        );
-                        break;
+                ChunkStep::Fetch(source) => {
+                    let Some(chunk) = self.start_fetch(number, chain.chunk(position), source) else {
+                        self.unclaim(&steps[at..].iter().filter_map(ChunkStep::claimed).collect::<Vec<_>>());
+                        return (wanted, true);
                     };
                     self.change(chunk, |chunk| chunk.claims += 1);
-                    wanted.push(self.wanted(number, chunk, position as u32, from));
+                    wanted.push(self.wanted(number, chunk, position as u32, source));
                     chunk
                 }
             };
             if let Some(fetch) = self.gathers.fetches.get_mut(&chunk) {
                 fetch.gathers.push(gather);
-                started.waiting += 1;
+                open.waiting += 1;
             }
-            started.chunks.push(chunk);
+            open.chunks.push(chunk);
         }
-        let is_ready = started.waiting == 0;
-        let blocks = started.slices.len() * rules.blocks(started.chunks.len());
-        self.session_mut(session)?.leased_blocks += blocks as u64;
-        self.gathers.open.insert(gather, started);
-        Ok(Gathered { gather, is_ready, wanted })
+        (wanted, false)
     }
 
-    /// Claims the chunks of a prefix that are here or on their way, and returns the step for each chunk. Room is made only
-    /// afterwards: it may take any unclaimed chunk, even further down the chain.
-    fn claim_prefix(
+    /// Claims the chunks of a run from a position on that are here or on their way, and returns the step for each chunk. Room is
+    /// made only afterwards: it may take any unclaimed chunk, even further down the chain.
+    fn claim_run(
         &mut self,
         number: NamespaceId,
         chain: &Chain,
-        found: &[Presence],
+        (from, found): (usize, &[Presence]),
         elsewhere: &[Option<Source>],
     ) -> Vec<ChunkStep> {
-        let mut steps = Vec::with_capacity(found.len());
-        for (position, &found) in found.iter().enumerate() {
+        let mut steps = Vec::with_capacity(found.len().saturating_sub(from));
+        for (position, &found) in found.iter().enumerate().skip(from) {
             let known = self.index.find(number, &chain.hashes[position]);
             let step = match (found, known, elsewhere.get(position).copied().flatten()) {
                 (Presence::Here(chunk), ..) => ChunkStep::Here(chunk),

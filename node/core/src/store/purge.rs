@@ -181,9 +181,9 @@ impl Store {
     }
 
     /// Sets the tenants that are served, by number, with the bytes of extents of each; 0 for a tenant that is not served. If a
-    /// tenant is no longer served, its pins end at once, and its chunks leave step by step; with `is_named_again` they leave at
-    /// once.
-    pub(crate) fn tenants_are(&mut self, bytes: &[u64], is_named_again: bool) {
+    /// tenant is no longer served, its pins end at once, and its chunks leave step by step; all leave at once if a tenant whose
+    /// chunks still leave is among the `new` names.
+    pub(crate) fn tenants_are(&mut self, bytes: &[u64], new: &[&str]) {
         let leaving: Vec<TenantId> = (0..)
             .map(TenantId)
             .zip(&self.limits.tenant_bytes)
@@ -205,6 +205,8 @@ impl Store {
             self.purges.leaving_from = Some(0);
         }
         // Otherwise others would hear that a chunk is lost after they heard that it is here again.
+        let is_named_again =
+            self.namespaces.iter().any(|(_, known)| known.is_gone && new.contains(&known.tenant_name()));
         while is_named_again && self.remove_leaving() {}
         self.shrink_tenants();
         self.evict_above_watermark();

@@ -114,7 +114,12 @@ impl Store {
     /// Evicts until no more is cached than allowed, or no chunk may be evicted. It runs whenever a chunk was added or let go, so
     /// that a reservation seldom has to evict.
     pub(super) fn evict_above_watermark(&mut self) {
-        self.tenants.ids().for_each(|tenant| self.evict_for(tenant, 0));
+        // The chunks of tenants that left go step by step.
+        for tenant in self.tenants.ids() {
+            if self.limits.tenant_bytes.get(usize::from(tenant.0)) != Some(&0) {
+                self.evict_for(tenant, 0);
+            }
+        }
         self.evict_above_capacity(0);
     }
 

@@ -303,7 +303,9 @@ impl Slab {
             return None;
         }
         let mut numbered = (0_u32..).zip(&self.extents);
-        let (foreign, _) = numbered.find(|(number, extent)| unassigned(extent) && left_by_all(*number))?;
+        let is_left =
+            |number, extent| unassigned(extent) && (left_by_all(number) || self.is_abandoned(extent));
+        let (foreign, _) = numbered.find(|&(number, extent)| is_left(number, extent))?;
         self.hold(tenant, foreign);
         self.extents[foreign as usize].state = ExtentUse::Renewing(class);
         self.renewals.push(foreign);
@@ -414,12 +416,19 @@ impl Slab {
         for (number, extent) in (0..).zip(&self.extents) {
             if matches!(extent.state, ExtentUse::Unassigned)
                 && let Some(last) = extent.last_tenant
+                && !self.is_abandoned(extent)
                 && !left_by_all(number)
             {
                 bound[usize::from(last.0)] += 1;
             }
         }
         bound
+    }
+
+    /// Whether an extent's last tenant has left. Its engines have no sessions any more; those that still have the extent mapped keep
+    /// its old memory, and the next tenant gets new memory.
+    fn is_abandoned(&self, extent: &Extent) -> bool {
+        extent.last_tenant.is_some_and(|last| self.tenants[usize::from(last.0)].most == 0)
     }
 
     /// Whether a tenant may have an extent that is not its own yet.

@@ -5,6 +5,7 @@ use larder_protocol::session::Reserve;
 
 use super::*;
 use crate::event::TakeNumber;
+use crate::placement::Worth;
 use crate::store::{Change, ChangeKind};
 use crate::{DrainOrder, DrainProgress, TakeOrder, TakeReply};
 
@@ -362,6 +363,63 @@ fn of_a_full_store_the_first_to_be_evicted_goes_for_a_chunk_of_better_rank_and_n
     assert_eq!(w.directory_says(&[&[]]), 1, "the coldest went");
     let Effect::Found { request: of, .. } = w.next() else { panic!("found") };
     assert_eq!(of, request);
+}
+
+#[test]
+fn a_taker_without_room_for_fetches_is_busy_and_gives_up_nothing_for_what_does_not_come() {
+    let mut w = World::new(PEERS);
+    let TakeReply::Later(_) = w.is_offered(4, "abcdefghijklmnop", &[0; 16]) else { panic!("most come") };
+    let asked = w.fetch();
+    assert!(
+        matches!(w.is_offered(4, "wxyz", &[0; 4]), TakeReply::Busy),
+        "{} are on their way",
+        asked.chunks.len()
+    );
+    let came = asked.chunks.iter().map(|_| here(1)).collect();
+    w.ended(asked.order, came);
+    let (_, taken) = w.taken();
+    assert!(taken.free_chunks > 0 || taken.rank_limit_ppm > WHOLE_RANK_PPM / 2, "{taken:?}");
+    assert!(matches!(w.is_offered(4, "z", &[0]), TakeReply::Later(_)));
+}
+
+#[test]
+fn takers_that_refuse_now_and_then_are_asked_as_long_as_chunks_move() {
+    let mut w = World::new(PEERS);
+    for word in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        w.put(word);
+    }
+    w.drains(&[(2, 99)]);
+    let mut offers = 0;
+    while !w.progress().is_over {
+        match w.poll() {
+            Some(Effect::FindHolders { question, chunks, .. }) => {
+                let holders = chunks.iter().map(|_| of(&[])).collect();
+                w.tell(Event::HoldersFound { question, holders });
+            }
+            Some(Effect::AskToTake(TakeOrder { take, chunks, .. })) => {
+                // Of every second offer it keeps one chunk, of the others none.
+                offers += usize::from(!chunks.is_empty());
+                let keeps = |at: usize| at == 0 && offers % 2 == 0;
+                let is_kept: Vec<bool> = (0..chunks.len()).map(keeps).collect();
+                w.tell(Event::TakeAnswered { take, taken: says(&is_kept, 99, WHOLE_RANK_PPM) });
+            }
+            Some(other) => panic!("{other:?}"),
+            None => {
+                w.now = w.now.max(w.core.next_deadline().expect("it goes on"));
+                w.tell(Event::Alarm);
+            }
+        }
+    }
+    assert_eq!((w.counts().moved, w.counts().left), (8, 0));
+}
+
+#[test]
+fn a_node_that_drains_takes_no_evicted_chunks_and_attracts_none() {
+    let mut w = World::new(PEERS);
+    let (fingerprint, chunk) = (w.fingerprint, w.chain("a").chunk(0));
+    w.drains(&[(2, 9)]);
+    let wanted = w.core.take_in(w.now, node(2), fingerprint, &[chunk], Worth(u64::MAX / 8));
+    assert_eq!((wanted, w.core.least_worth()), (vec![false], Worth(u64::MAX)));
 }
 
 #[test]

@@ -419,3 +419,77 @@ fn what_the_directory_says_the_second_time_decides_whether_a_chunk_stays() {
     w.ended(asked.order, vec![here(1)]);
     assert!(matches!(w.core.poll_effect(), Some(Effect::Count(Counted::Placed(Some(Placement::Pass))))));
 }
+
+impl World {
+    /// A world in which four chunks of a tenant may be on their way from peers.
+    fn with_little_staging() -> Self {
+        let peers = limits().peers.map(|peers| PeerStoreLimits { passing_bytes: 8 * BLOCK, ..peers });
+        Self::with(StoreLimits { peers, disk: None, ..limits() }, PEERS)
+    }
+
+    /// Answers the orders to the holder until none is left; returns the number of chunks of each.
+    fn delivers(&mut self) -> Vec<usize> {
+        let mut parts = Vec::new();
+        while let Some(effect) = self.poll() {
+            match effect {
+                Effect::Fetch(order) => {
+                    parts.push(order.chunks.len());
+                    self.ended(order.order, order.chunks.iter().map(|_| here(1)).collect());
+                }
+                Effect::Leased { leased, .. } => {
+                    parts.push(leased.chunks as usize);
+                    return parts;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        parts
+    }
+}
+
+#[test]
+fn a_prompt_larger_than_the_room_of_chunks_on_their_way_comes_in_parts() {
+    let mut w = World::with_little_staging();
+    w.lease("abcdefghij");
+    let all: Vec<&[u16]> = vec![&[2]; 10];
+    assert_eq!(w.directory_says(&all), 10);
+    let parts = w.delivers();
+    assert_eq!(parts.last(), Some(&10), "all are leased: {parts:?}");
+    assert!(parts.len() > 2, "{parts:?}");
+    assert_eq!(w.core.store.usage().passing_bytes, 0);
+}
+
+#[test]
+fn a_prompt_that_comes_in_parts_ends_where_a_chunk_did_not_come_or_time_is_up() {
+    let mut w = World::with_little_staging();
+    let request = w.lease("abcdefghij");
+    w.directory_says(&[&[2][..]; 10]);
+    let asked = w.fetch();
+    let came = asked.chunks.len();
+    let mut answers: Vec<Arrival> = asked.chunks.iter().map(|_| here(1)).collect();
+    answers[came - 1] = FAILED;
+    w.ended(asked.order, answers);
+    while let Some(effect) = w.poll() {
+        match effect {
+            Effect::FindHolders { question, chunks, .. } => {
+                let holders = chunks.iter().map(|_| of(&[])).collect();
+                w.tell(Event::HoldersFound { question, holders });
+            }
+            Effect::Leased { request: of, leased } => {
+                assert_eq!((of, leased.chunks as usize), (request, came - 1));
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let request = w.lease("klmnopqrst");
+    w.directory_says(&[&[2][..]; 10]);
+    let asked = w.fetch();
+    w.pass(DEADLINE + Duration::from_secs(1));
+    let late = std::iter::from_fn(|| w.poll()).find_map(|effect| match effect {
+        Effect::Leased { request, leased } => Some((request, leased.chunks)),
+        _ => None,
+    });
+    assert_eq!(late, Some((request, 0)));
+    w.ended(asked.order, Vec::new());
+}

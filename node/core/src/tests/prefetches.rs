@@ -176,3 +176,29 @@ fn a_collection_that_is_given_up_is_answered() {
     w.ended(asked.order, vec![FAILED]);
     assert!(w.is_at_rest());
 }
+
+#[test]
+fn a_long_prefetch_comes_in_parts_whether_somebody_collects_it_or_not() {
+    let peers = limits().peers.map(|peers| PeerStoreLimits { passing_bytes: 8 * BLOCK, ..peers });
+    let mut w = World::with(StoreLimits { peers, disk: None, ..limits() }, PEERS);
+    let (ticket, first) = w.prefetch("abcdefghij", &[&[2][..]; 10]);
+    let mut came = first.chunks.len();
+    assert!(came < 10);
+    w.ended(first.order, first.chunks.iter().map(|_| here(1)).collect());
+    let next = w.fetch();
+    assert_eq!(next.class, Class::Prefetch);
+    let request = w.collect(ticket, Wait::Complete);
+    assert!(matches!(w.next(), Effect::Hurry(order) if order == next.order));
+    came += next.chunks.len();
+    w.ended(next.order, next.chunks.iter().map(|_| here(1)).collect());
+    while came < 10 {
+        let next = w.fetch();
+        assert_eq!(next.class, Class::Decode, "somebody waits");
+        came += next.chunks.len();
+        w.ended(next.order, next.chunks.iter().map(|_| here(1)).collect());
+    }
+    let leased = w.leased(request);
+    assert_eq!(leased.chunks, 10);
+    w.core.store.release(w.session, leased.lease).unwrap();
+    assert!(w.is_at_rest());
+}

@@ -21,7 +21,9 @@ pub enum TakeIn {
         /// The fetch to start, unless it is under way.
         wanted: Option<Wanted>,
     },
-    /// Staging has no room for the chunk, the chunk is being written here, or its name contradicts others.
+    /// The chunk has no room before other chunks have come or gone.
+    Busy,
+    /// The chunk is being written here, or its name contradicts others.
     Refused,
 }
 
@@ -144,7 +146,7 @@ impl Store {
             (Some(id), _) => (id, None),
             (None, Some(_)) => return TakeIn::Refused,
             (None, None) => {
-                let Some(id) = self.start_fetch(number, name, Source::Peer) else { return TakeIn::Refused };
+                let Some(id) = self.start_fetch(number, name, Source::Peer) else { return TakeIn::Busy };
                 (id, Some(self.wanted(number, id, 0, Source::Peer)))
             }
         };

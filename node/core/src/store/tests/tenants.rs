@@ -143,7 +143,7 @@ fn a_second_tenant_comes_and_the_policy_changes_meanwhile() {
     let first = f.session;
     assert_eq!(put_many(&mut f, first, 0..700), 0);
     let before = f.store.tenants.order(TenantId(0));
-    f.store.tenants_are(&[u64::MAX, u64::MAX], false);
+    f.store.tenants_are(&[u64::MAX, u64::MAX], &[]);
     f.store.assert_consistent();
     let after = f.store.tenants.order(TenantId(0));
     assert_eq!(after, before[before.len() - after.len()..], "the oldest went, the order stays");
@@ -231,7 +231,9 @@ fn a_tenant_that_left_takes_nothing_of_the_free_room_that_peers_are_told() {
     put_many(&mut f, first, 0..600);
     put_many(&mut f, second, 0..10);
     assert!(f.store.least().is_some(), "the first tenant has no free room");
-    f.store.tenants_are(&[0, u64::MAX], true);
+    f.store.tenants_are(&[0, u64::MAX, u64::MAX], &["another name"]);
+    assert!(f.store.usage().cached_chunks > 200, "nobody waits until all are gone");
+    (0..10).for_each(|_| f.store.tick(NOW));
     assert_eq!(f.store.usage().cached_chunks, 10);
     assert_eq!(f.store.least(), None);
 }
