@@ -29,6 +29,7 @@ pub mod log;
 pub mod metrics;
 pub mod namespaces;
 pub mod order;
+pub mod owners;
 pub mod tier;
 pub mod volume;
 

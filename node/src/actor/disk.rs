@@ -15,6 +15,7 @@ use tokio::sync::oneshot::Receiver;
 
 use super::GpuActor;
 use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
+use crate::disk::owners::Owners;
 use crate::disk::{DiskPurge, DiskTier, Gone, PurgedSegment, Refused, SnapshotPage, Why};
 
 /// An actor's disk.
@@ -44,17 +45,28 @@ impl GpuActor {
         }
         for known in known {
             let (fingerprint, KnownNamespace { tenant, spec }) = (known.fingerprint(), known);
+            self.owners(|owners| owners.own(&tenant, fingerprint));
             match self.core.know(tenant.clone(), fingerprint, spec) {
                 Ok(true) => {}
-                Ok(false) => tracing::warn!(
-                    tenant,
-                    "the disk has chunks of a tenant that is not configured: they are not used"
-                ),
+                Ok(false) => {
+                    self.owners(|owners| owners.serves(&tenant, false));
+                    tracing::warn!(
+                        tenant,
+                        "the disk has chunks of a tenant that is not configured: they are not used"
+                    );
+                }
                 Err(error) => tracing::warn!(tenant, %error, "a namespace on disk cannot be used"),
             }
         }
         self.core.list_disk();
         self.settle(ctx);
+    }
+
+    /// Tells the disk something about the tenants of its namespaces, if there is a disk.
+    pub(super) fn owners(&self, tell: impl FnOnce(&Owners)) {
+        if let Some(disk) = &self.hands.disk {
+            tell(disk.tier.owners());
+        }
     }
 
     /// Lists or purges the next segment after position `after`.
@@ -115,6 +127,7 @@ impl GpuActor {
         ctx: &mut Context<Self>,
     ) {
         let Some(disk) = &self.hands.disk else { return };
+        disk.tier.owners().own(&namespace.tenant, fingerprint);
         let folder = Arc::clone(&disk.folder);
         let record = tokio::task::spawn_blocking(move || folder.record(&namespace));
         self.tell_when(ctx, record, move |recorded| {
@@ -143,6 +156,7 @@ impl GpuActor {
         });
         let finish = forget.into_actor(self).map(|_, actor, ctx| {
             for fingerprint in unused {
+                actor.owners(|owners| owners.forget(&fingerprint));
                 actor.tell(Event::Described { fingerprint, description: Description::Gone });
             }
             actor.settle(ctx);

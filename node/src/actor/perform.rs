@@ -156,6 +156,7 @@ impl GpuActor {
             Effect::ForgetDescriptions(unused) => self.forget_descriptions(unused, ctx),
             Effect::Knows { namespace, tenant_name, fingerprint } => {
                 self.hands.metrics.know(namespace, &tenant_name, &fingerprint.to_string());
+                self.owners(|owners| owners.serves(&tenant_name, true));
             }
             Effect::Copy { copy, session, moves } => self.copy(copy, session, &moves, ctx),
             Effect::DeviceCopy(order) => self.copy_by_device(order),
@@ -165,7 +166,10 @@ impl GpuActor {
             Effect::Count(counted) => self.hands.metrics.count(&counted),
             Effect::Purged { page, writes, .. } => self.pending.purged = Some((page, writes)),
             Effect::VisitSegment { visit, after } => self.visit_segment(visit, after, ctx),
-            Effect::TenantLeft(name) => self.hands.metrics.tenant_left(&name),
+            Effect::TenantLeft(name) => {
+                self.hands.metrics.tenant_left(&name);
+                self.owners(|owners| owners.serves(&name, false));
+            }
             effect => self.perform_elsewhere(effect, ctx),
         }
     }
@@ -190,7 +194,7 @@ impl GpuActor {
         }
         self.core.handle(now, event);
         if let Some(peers) = &self.hands.peers {
-            peers.rooms.is_worth(peers.device, self.core.store().least_worth());
+            peers.rooms.is_worth(peers.device, self.core.least_worth());
         }
     }
 

@@ -4,8 +4,12 @@
 //! is freed as a whole. Before that, its records that were read since they were written move to the young end, up to half a
 //! segment, so that each turn gains at least the other half. A segment with bytes that the drive could not read is freed
 //! before its turn, and all its records move: the drive replaces unreadable sectors when they are written anew.
+//!
+//! **Tenants** share the disk as equals ([`parts`]). The records of a tenant that has less than its part move, too, read or not,
+//! up to three quarters of a segment. A segment that is mostly theirs goes to the young end as it is.
 
 use std::collections::{HashSet, VecDeque};
+use std::hash::Hash;
 use std::time::Duration;
 
 use larder_core::store::ids::ChunkKey;
@@ -14,6 +18,7 @@ use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 use super::format::{Footer, FooterEntry, PAGE_BYTES, SEGMENTS_START, SegmentHeader};
 
 mod index;
+mod parts;
 
 use index::Index;
 
@@ -148,6 +153,8 @@ struct Evicting {
     moved_pages: u64,
     /// Records that should have moved, but could not be read.
     lost: u32,
+    /// For each namespace, by its number in the index, whether its records are kept.
+    keeps: Vec<bool>,
 }
 
 impl Geometry {
@@ -244,6 +251,10 @@ impl Log {
     pub fn room_for(&self, pages: u64, purpose: RoomPurpose) -> LogRoom {
         if pages > self.geometry.most_pages() {
             return LogRoom::None;
+        }
+        // The last segment takes moves first.
+        if purpose == RoomPurpose::Write && self.evicting.is_some() && self.free.is_empty() {
+            return LogRoom::Evict;
         }
         if let Some(open) = &self.open {
             let footer = u64::from(Footer::pages_for(open.placed + 1));
@@ -383,11 +394,13 @@ impl Log {
             && self.open.as_ref().is_some_and(|open| self.failing.contains(&open.segment.segment))
     }
 
-    /// The next step of giving up a segment. Begins with the next segment if none is being given up.
-    pub fn evict_next(&mut self) -> Evict {
+    /// The next step of giving up a segment. Begins with the next segment if none is being given up. `owner` gives the tenant of a
+    /// namespace.
+    pub fn evict_next<Owner: Eq + Hash>(&mut self, owner: impl Fn(&Fingerprint) -> Option<Owner>) -> Evict {
         if self.evicting.is_none() {
-            let Some(segment) = self.next_to_evict() else { return Evict::Nothing };
-            self.evicting = Some(Evicting { segment, at: 0, moved_pages: 0, lost: 0 });
+            let keeps = parts::keeps(&self.index.pages(owner));
+            let Some(segment) = self.next_to_evict(&keeps) else { return Evict::Nothing };
+            self.evicting = Some(Evicting { segment, at: 0, moved_pages: 0, lost: 0, keeps });
         }
         let Some(evicting) = self.evicting.as_mut() else { return Evict::Nothing };
         let moves_all = self.failing.contains(&evicting.segment);
@@ -401,6 +414,7 @@ impl Log {
             let moved_pages = evicting.moved_pages + u64::from(place.pages);
             let is_moved = match moves_all {
                 true => evicting.lost < MOST_LOST,
+                false if is_kept(&evicting.keeps, &self.index, id) => moved_pages <= half + half / 2,
                 false => self.index.is_hot(id) && moved_pages <= half,
             };
             if is_moved {
@@ -492,11 +506,28 @@ impl Log {
         self.evicting.is_some() || !self.sealed.is_empty()
     }
 
-    /// Takes the next segment to free out of the queue: a failing one, if there is room for its records, else the oldest.
-    fn next_to_evict(&mut self) -> Option<u32> {
+    /// Takes the next segment to free out of the queue: a failing one, if there is room for its records, else the oldest that is
+    /// not mostly kept. Older segments go to the young end.
+    fn next_to_evict(&mut self, keeps: &[bool]) -> Option<u32> {
         let failing = self.sealed.iter().position(|segment| self.failing.contains(segment));
-        let failing = failing.filter(|_| !self.free.is_empty() || self.sealed.len() == 1);
-        self.sealed.remove(failing.unwrap_or(0))
+        if let Some(failing) = failing.filter(|_| !self.free.is_empty() || self.sealed.len() == 1) {
+            return self.sealed.remove(failing);
+        }
+        let half = u64::from(self.geometry.segment_pages) / 2;
+        let looked_at = self.sealed.len().min(if keeps.contains(&true) { MOST_LOOKED_AT } else { 1 });
+        let kept = |at: &usize| self.kept_pages(self.sealed[*at], keeps);
+        let found = (0..looked_at).find(|at| kept(at) <= half);
+        let passed = found.or_else(|| (0..looked_at).min_by_key(kept))?;
+        self.sealed.rotate_left(passed);
+        self.sealed.pop_front()
+    }
+
+    /// Pages of a segment's records that are kept.
+    fn kept_pages(&self, segment: u32, keeps: &[bool]) -> u64 {
+        let records = self.segments[segment as usize].records.iter();
+        let kept = records.filter(|&&id| is_kept(keeps, &self.index, id));
+        let places = kept.filter_map(|&id| self.index.place(id).filter(|place| place.segment == segment));
+        places.map(|place| u64::from(place.pages)).sum()
     }
 
     fn note(&mut self, segment: u32, entry: &FooterEntry) {
@@ -520,11 +551,20 @@ impl FooterEntry {
     }
 }
 
+/// Whether the namespace of a record keeps its records.
+fn is_kept(keeps: &[bool], index: &Index, id: u32) -> bool {
+    keeps.get(index.namespace(id)).copied().unwrap_or_default()
+}
+
 /// The page of a segment at which its first record begins.
 pub const FIRST_PAGE: u32 = 1;
 
 /// Segments that are kept free, so that few writes wait until one is given up.
 const SPARE_SEGMENTS: usize = 2;
+
+/// Segments that are looked at for one that is not mostly kept. A look visits all records of the segment: all looks together take
+/// milliseconds.
+const MOST_LOOKED_AT: usize = 64;
 
 /// Unreadable records of a failing segment after which its other records are given up, too: a drive may take seconds for each.
 const MOST_LOST: u32 = 8;

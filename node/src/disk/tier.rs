@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::metrics::DiskMetrics;
 use super::order::{DiskPurge, PurgedSegment, ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder};
+use super::owners::Owners;
 use super::volume::{DiskJob, Volume};
 use super::{DiskOptions, OpenError};
 use crate::clock::Clock;
@@ -31,6 +32,7 @@ pub struct DiskTier {
     trouble: Arc<OnceLock<String>>,
     metrics: DiskMetrics,
     namespaces: Vec<Fingerprint>,
+    owners: Arc<Owners>,
     capacity_bytes: u64,
 }
 
@@ -60,7 +62,7 @@ impl DiskTier {
         options: &DiskOptions,
         metrics: DiskMetrics,
     ) -> Result<Self, OpenError> {
-        let namespaces = volume.namespaces();
+        let (namespaces, owners) = (volume.namespaces(), Arc::clone(volume.owners()));
         let (queue, jobs) = sync_channel(options.queue_orders);
         let trouble = Arc::<OnceLock<String>>::default();
         let work = Work {
@@ -81,6 +83,7 @@ impl DiskTier {
             trouble,
             metrics,
             namespaces,
+            owners,
             capacity_bytes: options.capacity_bytes,
         })
     }
@@ -168,6 +171,12 @@ impl DiskTier {
     #[must_use]
     pub fn namespaces_at_start(&self) -> &[Fingerprint] {
         &self.namespaces
+    }
+
+    /// The tenants of the namespaces. While several tenants are known, each keeps its part of the disk.
+    #[must_use]
+    pub fn owners(&self) -> &Owners {
+        &self.owners
     }
 
     fn order<A>(

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 
 use larder_core::store::ids::ChunkKey;
 use larder_protocol::Fingerprint;
@@ -11,6 +12,7 @@ use super::format::{PAGE_BYTES, StorageId};
 use super::log::{Geometry, Log};
 use super::metrics::DiskMetrics;
 use super::order::{DiskPurge, Gone, PurgedSegment, ReadAnswer, SnapshotPage, Why, WriteAnswer};
+use super::owners::Owners;
 use crate::clock::Clock;
 
 mod budget;
@@ -44,6 +46,7 @@ pub struct Volume {
     scrub_at: u32,
     read_budget: ReadBudget,
     clock: Clock,
+    owners: Arc<Owners>,
     /// Why the tier is closed.
     trouble: Option<String>,
 }
@@ -101,6 +104,7 @@ impl Volume {
             scrub_at: 0,
             read_budget: ReadBudget::default(),
             clock: Clock::start(),
+            owners: Arc::default(),
             trouble: None,
         };
         volume.log = volume.recover()?;
@@ -128,6 +132,11 @@ impl Volume {
     /// The namespaces that have records, those with the most first.
     pub fn namespaces(&self) -> Vec<Fingerprint> {
         self.log.namespaces()
+    }
+
+    /// The tenants of the namespaces.
+    pub fn owners(&self) -> &Arc<Owners> {
+        &self.owners
     }
 
     /// Whether a segment should be given up ahead of need.

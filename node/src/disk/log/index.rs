@@ -32,9 +32,17 @@ struct Record {
 #[derive(Debug, Default)]
 struct Namespaces {
     numbers: HashMap<Fingerprint, u32>,
-    /// The fingerprint of each number, and how many records have it.
-    fingerprints: Vec<(Fingerprint, u32)>,
+    /// The namespace of each number.
+    held: Vec<Namespace>,
     unused: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Namespace {
+    fingerprint: Fingerprint,
+    records: u32,
+    /// Pages of the records.
+    pages: u64,
 }
 
 impl Index {
@@ -44,10 +52,18 @@ impl Index {
 
     /// The namespaces that have records, those with the most first.
     pub(super) fn namespaces(&self) -> Vec<Fingerprint> {
-        let mut held: Vec<_> =
-            self.namespaces.fingerprints.iter().filter(|(_, records)| *records > 0).collect();
-        held.sort_by_key(|(fingerprint, records)| (Reverse(*records), *fingerprint));
-        held.into_iter().map(|(fingerprint, _)| *fingerprint).collect()
+        let mut held: Vec<_> = self.namespaces.held.iter().filter(|held| held.records > 0).collect();
+        held.sort_by_key(|held| (Reverse(held.records), held.fingerprint));
+        held.into_iter().map(|held| held.fingerprint).collect()
+    }
+
+    /// For each namespace, by number, its owner and the pages of its records.
+    pub(super) fn pages<Owner>(
+        &self,
+        owner: impl Fn(&Fingerprint) -> Option<Owner>,
+    ) -> Vec<(Option<Owner>, u64)> {
+        let held = self.namespaces.held.iter();
+        held.map(|held| (owner(&held.fingerprint).filter(|_| held.records > 0), held.pages)).collect()
     }
 
     /// Bytes of memory that the index takes.
@@ -67,11 +83,13 @@ impl Index {
     pub(super) fn insert(&mut self, key: &ChunkKey, place: RecordPlace) -> u32 {
         if let Some(id) = self.find(key) {
             let record = &mut self.records[id as usize];
-            record.place = place;
+            let before = std::mem::replace(&mut record.place, place);
             record.namespace &= !HOT;
+            let held = &mut self.namespaces.held[record.namespace as usize];
+            held.pages = held.pages + u64::from(place.pages) - u64::from(before.pages);
             return id;
         }
-        let namespace = self.namespaces.hold(key.fingerprint);
+        let namespace = self.namespaces.hold(key.fingerprint, place.pages);
         let record = Record { hash: key.hash, place, namespace };
         let id = self.free.pop().unwrap_or_else(|| {
             if self.records.len() == self.records.capacity() {
@@ -104,7 +122,7 @@ impl Index {
             entry.remove();
             self.records[id as usize].place.pages = 0;
             self.free.push(id);
-            self.namespaces.release(namespace);
+            self.namespaces.release(namespace, record.place.pages);
         }
     }
 
@@ -115,9 +133,13 @@ impl Index {
 
     /// The key of a record that is there.
     pub(super) fn key(&self, id: u32) -> ChunkKey {
-        let record = &self.records[id as usize];
-        let fingerprint = self.namespaces.fingerprints[(record.namespace & !HOT) as usize].0;
-        ChunkKey { fingerprint, hash: record.hash }
+        let fingerprint = self.namespaces.held[self.namespace(id)].fingerprint;
+        ChunkKey { fingerprint, hash: self.records[id as usize].hash }
+    }
+
+    /// The number of a record's namespace.
+    pub(super) fn namespace(&self, id: u32) -> usize {
+        (self.records[id as usize].namespace & !HOT) as usize
     }
 
     pub(super) fn touch(&mut self, id: u32) {
@@ -146,25 +168,27 @@ impl Record {
 
 impl Namespaces {
     /// Counts one more record of a namespace, and returns the namespace's number.
-    fn hold(&mut self, fingerprint: Fingerprint) -> u32 {
+    fn hold(&mut self, fingerprint: Fingerprint, pages: u32) -> u32 {
         let number = *self.numbers.entry(fingerprint).or_insert_with(|| {
             self.unused.pop().unwrap_or_else(|| {
-                self.fingerprints.push((fingerprint, 0));
-                self.fingerprints.len() as u32 - 1
+                self.held.push(Namespace { fingerprint, records: 0, pages: 0 });
+                self.held.len() as u32 - 1
             })
         });
-        let (of, records) = &mut self.fingerprints[number as usize];
-        *of = fingerprint;
-        *records += 1;
+        let held = &mut self.held[number as usize];
+        held.fingerprint = fingerprint;
+        held.records += 1;
+        held.pages += u64::from(pages);
         number
     }
 
     /// Counts one record less of a namespace.
-    fn release(&mut self, number: u32) {
-        let (fingerprint, records) = &mut self.fingerprints[number as usize];
-        *records -= 1;
-        if *records == 0 {
-            self.numbers.remove(fingerprint);
+    fn release(&mut self, number: u32, pages: u32) {
+        let held = &mut self.held[number as usize];
+        held.records -= 1;
+        held.pages -= u64::from(pages);
+        if held.records == 0 {
+            self.numbers.remove(&held.fingerprint);
             self.unused.push(number);
         }
     }

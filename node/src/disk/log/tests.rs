@@ -63,7 +63,7 @@ impl Modelled {
     }
 
     fn evict(&mut self) {
-        match self.log.evict_next() {
+        match self.log.evict_next(|_| None::<u8>) {
             Evict::Move(key, place) => {
                 assert_eq!(self.held.get(&key), Some(&place));
                 assert!(self.hot.contains(&key), "only what was used is moved");
@@ -151,7 +151,7 @@ fn an_id_that_is_listed_twice_in_a_segment_moves_once() {
         again(&mut modelled, others.next().unwrap());
     }
     let mut moved = Vec::new();
-    while let Evict::Move(key, _) = modelled.log.evict_next() {
+    while let Evict::Move(key, _) = modelled.log.evict_next(|_| None::<u8>) {
         moved.push(key);
     }
     assert_eq!(moved, [key(1), key(3)]);
@@ -219,6 +219,105 @@ fn segments_go_in_the_order_of_their_age() {
     let oldest = (0..100).find(|&number| modelled.held.contains_key(&key(number))).unwrap();
     assert!((oldest..100).all(|number| modelled.held.contains_key(&key(number))));
     assert!(oldest >= 80 && modelled.log.counts().free >= 1);
+}
+
+/// A log of 40 segments whose chunks belong to the tenants `name(number)`. Each record has 4 pages.
+struct Shared {
+    log: Log,
+    name: fn(u64) -> &'static str,
+    moved: u64,
+}
+
+impl Shared {
+    fn new(name: fn(u64) -> &'static str) -> Self {
+        Self { log: Log::new(Geometry { segments: 40, segment_pages: 35 }), name, moved: 0 }
+    }
+
+    fn key(&self, number: u64) -> ChunkKey {
+        let mut fingerprint = [0; 32];
+        fingerprint[..1].copy_from_slice(&(self.name)(number).as_bytes()[..1]);
+        ChunkKey { fingerprint: Fingerprint(fingerprint), ..key(number) }
+    }
+
+    fn put(&mut self, key: &ChunkKey, purpose: RoomPurpose) {
+        loop {
+            match self.log.room_for(4, purpose) {
+                LogRoom::Here => break,
+                LogRoom::None => panic!("each move has room"),
+                LogRoom::Seal => self.log.sealed(),
+                LogRoom::Open(header) => self.log.opened(header),
+                LogRoom::Evict => self.evict(),
+            }
+        }
+        let Placed { page, sequence, .. } = self.log.place(4);
+        let chunk = ChunkRef { hash: key.hash, parent: key.hash, index: 0, anchor: key.hash };
+        let (fingerprint, pools) = (key.fingerprint, PoolSet::first(1));
+        self.log.commit(FooterEntry { fingerprint, chunk, page, pages: 4, pools, sequence });
+    }
+
+    fn evict(&mut self) {
+        let owner = |namespace: &Fingerprint| (namespace.0[0] != b'?').then_some(namespace.0[0]);
+        match self.log.evict_next(owner) {
+            Evict::Move(key, _) => {
+                self.moved += 1;
+                self.put(&key, RoomPurpose::Move);
+            }
+            Evict::Finish => drop(self.log.evicted()),
+            Evict::Nothing => {}
+        }
+    }
+
+    fn write(&mut self, numbers: std::ops::Range<u64>) {
+        for number in numbers {
+            self.put(&self.key(number), RoomPurpose::Write);
+        }
+    }
+
+    fn held(&self, mut numbers: std::ops::Range<u64>) -> usize {
+        numbers.by_ref().filter(|&number| self.log.find(&self.key(number)).is_some()).count()
+    }
+}
+
+#[test]
+fn a_tenant_that_writes_much_does_not_push_out_one_that_has_less_than_its_part() {
+    // Eight records a segment, some 300 in all. The quiet tenant writes 100 at once, and never reads them.
+    let mut shared = Shared::new(|number| if number < 100 { "quiet" } else { "busy" });
+    shared.write(0..100);
+    shared.write(1_000..11_000);
+    assert_eq!(shared.held(0..100), 100);
+    assert!(shared.held(1_000..11_000) > 150, "the busy tenant has the rest");
+    assert!(shared.moved < 500, "{} moves for 10,000 writes", shared.moved);
+}
+
+#[test]
+fn a_quiet_tenants_records_between_those_of_a_busy_one_stay_too() {
+    let mut shared = Shared::new(|number| if number % 10 < 3 && number < 400 { "quiet" } else { "busy" });
+    shared.write(0..400);
+    let quiet = |shared: &Shared| (0..400).filter(|n| n % 10 < 3 && shared.held(*n..n + 1) == 1).count();
+    let before = quiet(&shared);
+    shared.write(1_000..11_000);
+    assert!(before > 80 && quiet(&shared) == before, "{} of {before} stay", quiet(&shared));
+    // A third of each segment is the quiet tenant's, so half as much moves as is written.
+    assert!(shared.moved < 6_000, "{} moves for 10,000 writes", shared.moved);
+}
+
+#[test]
+fn tenants_that_all_write_much_have_equal_parts() {
+    // A writes four times as much as B, and B is first.
+    let mut shared = Shared::new(|number| if number % 5 == 0 { "b" } else { "a" });
+    shared.write(0..20_000);
+    let b = (0..4_000).filter(|n| shared.held(n * 5..n * 5 + 1) == 1).count();
+    let all = shared.held(0..20_000);
+    assert!((0.4..0.6).contains(&(b as f64 / all as f64)), "{b} of {all}");
+    assert!(shared.moved < 20_000, "{} moves for 20,000 writes", shared.moved);
+}
+
+#[test]
+fn records_of_nobody_and_of_a_single_tenant_go_by_age() {
+    let mut shared = Shared::new(|number| if number < 100 { "?" } else { "busy" });
+    shared.write(0..100);
+    shared.write(1_000..2_000);
+    assert_eq!((shared.held(0..100), shared.moved), (0, 0));
 }
 
 #[test]

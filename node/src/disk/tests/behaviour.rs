@@ -104,6 +104,35 @@ fn a_chunk_that_is_there_is_not_written_again() {
 }
 
 #[test]
+fn the_chunks_of_a_quiet_tenant_stay_when_another_writes_more_than_the_disk_holds() {
+    let mut rig = Rig::new();
+    let owners = Arc::clone(rig.volume.owners());
+    let is_quiet = |number: &u64| number.is_multiple_of(3);
+    for (number, tenant) in [(0, "quiet"), (1, "busy"), (2, "busy")] {
+        owners.own(tenant, TestChunk(number).key().fingerprint);
+    }
+    let quiet: Vec<u64> = (0..18).filter(is_quiet).collect();
+    let held = |rig: &Rig| quiet.iter().filter(|&&n| rig.volume.find(&TestChunk(n).key()).is_some()).count();
+    let write_others = |rig: &mut Rig, numbers: std::ops::Range<u64>| {
+        numbers.filter(|number| !is_quiet(number)).for_each(|number| _ = rig.write(number));
+    };
+    quiet.iter().for_each(|&number| _ = rig.write(number));
+    write_others(&mut rig, 100..400);
+    assert_eq!(held(&rig), quiet.len());
+    for &number in &quiet {
+        assert!(matches!(rig.read(number), ReadAnswer::Here { .. }), "{number}");
+    }
+    // A tenant that the node no longer serves keeps nothing.
+    owners.serves("quiet", false);
+    write_others(&mut rig, 400..1_000);
+    assert_eq!(held(&rig), 0);
+    owners.serves("quiet", true);
+    assert_eq!(owners.of(&TestChunk(0).key().fingerprint).as_deref(), Some("quiet"));
+    owners.forget(&TestChunk(0).key().fingerprint);
+    assert_eq!(owners.of(&TestChunk(0).key().fingerprint), None);
+}
+
+#[test]
 fn a_record_with_more_blocks_takes_the_place_of_the_one_before_it_for_good() {
     let mut rig = Rig::new();
     let chunk = (0..).map(TestChunk).find(|chunk| chunk.blocks().len() == 3).unwrap();

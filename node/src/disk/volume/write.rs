@@ -158,7 +158,7 @@ impl Volume {
         if self.log.must_seal() {
             self.seal()?;
         }
-        match self.log.evict_next() {
+        match self.log.evict_next(|namespace| self.owners.of(namespace)) {
             Evict::Move(key, place) => self.move_record(key, place),
             Evict::Finish => {
                 self.commit()?;
