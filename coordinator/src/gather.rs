@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use futures_util::stream::FuturesOrdered;
+use futures_util::stream::FuturesUnordered;
 use larder_net::audit::Audit;
 use larder_net::quic::{Connection, read_message, write_message};
 use larder_protocol::drain::DrainCommand;
@@ -146,20 +146,22 @@ impl Wanted {
 
 async fn gather(nodes: &Nodes, table: &Table, request: &PeerRequest, of: Option<&str>) -> Vec<Shown> {
     let members = table.members.iter().filter(|member| of.is_none_or(|name| name == member.name));
-    let asked = members.map(|member| async {
+    let asked = members.enumerate().map(|(place, member)| async move {
         let said = exchange(nodes, table, member, request).await.and_then(said);
-        Shown { node: member.name.clone(), said }
+        (place, Shown { node: member.name.clone(), said })
     });
-    let mut asked: FuturesOrdered<_> = asked.collect();
+    // Answers count when they come, so that a silent member keeps no others waiting in memory uncounted.
+    let mut asked: FuturesUnordered<_> = asked.collect();
     let (mut shown, mut bytes) = (Vec::new(), 0);
-    while let Some(mut one) = asked.next().await {
+    while let Some((place, mut one)) = asked.next().await {
         bytes += one.said.as_ref().map_or(0, Vec::len);
         if bytes > MOST_BYTES {
             one.said = Err("the nodes' answers together are too large: ask one node".to_owned());
         }
-        shown.push(one);
+        shown.push((place, one));
     }
-    shown
+    shown.sort_by_key(|(place, _)| *place);
+    shown.into_iter().map(|(_, one)| one).collect()
 }
 
 /// A member's answer, or an error for people.

@@ -12,7 +12,7 @@
 mod lost;
 mod reign;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -191,8 +191,14 @@ struct KnownMember {
     drains: bool,
     /// The version that it speaks; the latest one if that is not known.
     version: Version,
-    /// The times of reports that it does not answer, by reporting member.
+    /// The times of reports that it does not answer, by reporting member, since it was heard last.
     reports: BTreeMap<NodeNumber, Millis>,
+    /// Since when members report that it does not answer, whether it is heard or not.
+    unanswered: BTreeMap<NodeNumber, Millis>,
+    /// Whether most members have not reached it for a while. It is home to nothing, if another node can be home.
+    is_unreached: bool,
+    /// The members that it reported last.
+    reported: Vec<NodeNumber>,
     rival: Option<Rival>,
 }
 
@@ -256,6 +262,10 @@ impl Membership {
             return Err(JoinRefused::LaterTerm(epoch.term));
         }
         self.end_earlier_life(name, incarnation, peer, now)?;
+        if self.lost.has_life(name, incarnation) {
+            // A table without it went round: the others have dropped its claims, and it must make them anew.
+            return Err(JoinRefused::Outdated(incarnation + 1));
+        }
         let number = self.number_of(name)?;
         // The nodes of a coordinator that lost its state tell it how far it had come. Its own tables are no news.
         if self.office == Office::Alone && epoch > self.epoch {
@@ -314,12 +324,21 @@ impl Membership {
             _ => Beat::Heard,
         };
         known.reports.clear();
+        let reported = std::mem::replace(&mut known.reported, heartbeat.silent.clone());
         if known.member.state == MemberState::Suspect {
             known.member.state = well(known.drains);
             (self.is_changed, self.judge_at) = (true, 0);
         }
+        for answers in reported {
+            if !heartbeat.silent.contains(&answers)
+                && let Some(known) = self.members.get_mut(&answers)
+            {
+                known.unanswered.remove(&number);
+            }
+        }
         for silent in &heartbeat.silent {
             if let Some(known) = self.members.get_mut(silent).filter(|_| *silent != number) {
+                known.unanswered.entry(number).or_insert(now);
                 let is_news = known.reports.insert(number, now).is_none();
                 if is_news && known.is_reported() {
                     self.judge_at = 0;
@@ -377,6 +396,7 @@ impl Membership {
         if now >= self.judge_at && now.saturating_sub(self.started) >= self.patience.grace_ms {
             self.judge(now);
         }
+        self.judge_reach(now);
         self.is_changed |= self.served_v1 && !self.serves_v1();
         let is_due = self.published.is_none_or(|then| now.saturating_sub(then) >= BATCH_MS);
         if !(self.is_changed && is_due && self.has_gathered(now)) {
@@ -388,9 +408,8 @@ impl Membership {
         self.published = Some(now);
         self.epoch.number += 1;
         let members: Vec<Member> = self.members.values().map(|known| known.member.clone()).collect();
-        let all_drain = self.members.values().all(|known| known.drains);
-        let homes = self.members.values().filter(|known| all_drain || !known.drains);
-        let mut weights: Vec<Weighted> = homes
+        let mut weights: Vec<Weighted> = self
+            .homes()
             .map(|KnownMember { member, .. }| Weighted { node: member.number, weight: member.weight })
             .collect();
         bound(&mut weights);
@@ -400,6 +419,31 @@ impl Membership {
         self.counts.moved_partitions += moved as u64;
         self.table = Arc::new(Table { epoch: self.epoch, members, homes });
         Some(Arc::clone(&self.table))
+    }
+
+    /// Judges which members most others do not reach, though they are heard here: their address may be wrong, or a firewall may let
+    /// them out and nobody in.
+    fn judge_reach(&mut self, now: Millis) {
+        let members: BTreeSet<NodeNumber> = self.members.keys().copied().collect();
+        let patience = self.patience.remove_reported_after_ms;
+        for known in
+            self.members.values_mut().filter(|known| known.is_unreached || !known.unanswered.is_empty())
+        {
+            known.unanswered.retain(|by, _| members.contains(by));
+            let is_long = |since: &&Millis| now.saturating_sub(**since) >= patience;
+            let by = known.unanswered.values().filter(is_long).count();
+            let is_unreached = by * 2 > members.len() - 1;
+            self.is_changed |= is_unreached != known.is_unreached;
+            known.is_unreached = is_unreached;
+        }
+    }
+
+    /// The members that may be home to partitions: those that share chunks, that the others reach, and that do not drain. Without
+    /// such members, also those that drain; without those, also those that are not reached; without those, all.
+    fn homes(&self) -> impl Iterator<Item = &KnownMember> {
+        let rank = |known: &KnownMember| (known.member.devices > 0, !known.is_unreached, !known.drains);
+        let best = self.members.values().map(rank).max();
+        self.members.values().filter(move |known| Some(rank(known)) == best)
     }
 
     /// The last table that was published.
@@ -596,6 +640,9 @@ impl KnownMember {
             drains: false,
             version: Version::LATEST,
             reports: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
+            is_unreached: false,
+            reported: Vec::new(),
             rival: None,
         }
     }

@@ -234,7 +234,9 @@ impl Cluster {
         let port = self.endpoint.local_address().port();
         let peer = self.limits.advertise.unwrap_or_else(|| SocketAddr::new(self.limits.listen.ip(), port));
         let http = self.limits.reached_at(http);
-        let (silent, devices, drains) = (self.silent.clone(), actors.len() as u16, drains.watch());
+        // A node that shares no chunks has no actor for others.
+        let devices = if self.sharing.is_some() { actors.len() as u16 } else { 0 };
+        let (silent, drains) = (self.silent.clone(), drains.watch());
         let facts = move || {
             let silent = silent.clone();
             let silent = Box::new(move || silent.get().into_iter().collect());

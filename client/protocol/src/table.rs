@@ -63,7 +63,8 @@ pub struct Member {
     pub peer: SocketAddr,
     /// Address of the node's HTTP server.
     pub http: SocketAddr,
-    /// The number of the node's GPU actors.
+    /// The number of the node's GPU actors that share chunks; 0 for a node that shares none and answers no other node: it is home
+    /// to no partition.
     pub devices: u16,
     /// The node's share of the partitions, relative to the weights of the other nodes: usually its capacity in bytes. At least 1.
     pub weight: u64,

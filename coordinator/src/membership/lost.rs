@@ -34,6 +34,11 @@ impl LostMembers {
         }
     }
 
+    /// Whether this incarnation of a node is lost.
+    pub(super) fn has_life(&self, name: &str, incarnation: u64) -> bool {
+        self.0.get(name).is_some_and(|lost| lost.member.incarnation == incarnation)
+    }
+
     /// Forgets a node that is a member again.
     pub(super) fn came_back(&mut self, name: &str) {
         self.0.remove(name);

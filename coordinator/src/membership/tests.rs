@@ -387,6 +387,8 @@ fn a_removed_member_is_lost_until_it_comes_back_or_is_forgotten_and_one_that_lef
     run(&mut membership, 30_000, 31_000);
     let both = [("node-0".to_owned(), 31_000), ("node-1".to_owned(), 31_000)];
     assert_eq!(lost(&membership, 31_000), both);
+    let same = membership.join("node-0", &join(1), 31_000);
+    assert_eq!(same, Err(JoinRefused::Outdated(2)), "the others have dropped what that life announced");
     membership.join("node-0", &join(2), 31_000).unwrap();
     assert_eq!(lost(&membership, 31_000), [("node-1".to_owned(), 31_000)]);
     assert!(lost(&membership, 130_000).is_empty(), "after remember_lost_ms");
@@ -478,6 +480,61 @@ fn a_node_that_drains_is_home_to_nothing_until_it_drains_no_more() {
     assert_eq!(table.member(numbers[1]).unwrap().state, MemberState::Alive);
     assert!(homes(&table, numbers[1]) > 1_000);
     assert_eq!(membership.counts().drains, 1);
+}
+
+#[test]
+fn a_node_that_shares_no_chunks_is_home_to_nothing_unless_all_share_none() {
+    let mut membership = Membership::new(patience(), DurableState::default(), 0);
+    let join_as = |membership: &mut Membership, name, devices| {
+        membership.join(name, &Join { devices, ..join(1) }, 0).unwrap().number
+    };
+    let alone = join_as(&mut membership, "alone", 0);
+    assert!(membership.tick(10).unwrap().homes.iter().all(|&home| home == alone));
+    let sharing = join_as(&mut membership, "sharing", 1);
+    assert!(membership.tick(200).unwrap().homes.iter().all(|&home| home == sharing));
+    membership.drains(sharing, 1, true);
+    let table = membership.tick(400).unwrap();
+    assert!(table.homes.iter().all(|&home| home == sharing), "it still answers, the other never does");
+}
+
+#[test]
+fn a_node_that_is_heard_here_but_that_most_others_do_not_reach_is_home_to_nothing_until_they_do() {
+    let (mut membership, numbers) = cluster(3);
+    let lost = numbers[2];
+    let homes =
+        |membership: &Membership| membership.table().homes.iter().filter(|&&home| home == lost).count();
+    let beats = |membership: &mut Membership, reporters: usize, from: Millis, end: Millis| {
+        for now in (from..end).step_by(500) {
+            for (at, &number) in numbers.iter().enumerate() {
+                let silent = if at < reporters { vec![lost] } else { Vec::new() };
+                membership.heartbeat(number, 1, &Heartbeat { silent, ..beat() }, now);
+            }
+            membership.tick(now);
+        }
+    };
+    beats(&mut membership, 1, 0, 20_000);
+    assert!(homes(&membership) > 1_000, "one of two does not decide");
+    beats(&mut membership, 2, 20_000, 27_500);
+    assert!(homes(&membership) > 1_000, "it may be a moment");
+    beats(&mut membership, 2, 27_500, 30_000);
+    assert_eq!(homes(&membership), 0);
+    assert!(membership.table().member(lost).is_some(), "it stays a member");
+    beats(&mut membership, 0, 30_000, 31_000);
+    assert!(homes(&membership) > 1_000, "they reach it again");
+}
+
+#[test]
+fn where_nobody_reaches_anybody_the_homes_stay() {
+    let (mut membership, numbers) = cluster(3);
+    let before = membership.tick(10).unwrap();
+    for now in (0..20_000).step_by(500) {
+        for &number in &numbers {
+            let silent = numbers.iter().copied().filter(|&other| other != number).collect();
+            membership.heartbeat(number, 1, &Heartbeat { silent, ..beat() }, now);
+        }
+        membership.tick(now);
+    }
+    assert_eq!(membership.table().homes, before.homes);
 }
 
 #[test]
