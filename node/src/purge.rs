@@ -80,7 +80,8 @@ impl Purges {
     fn start(&self, admin: &str, scope: PurgeScope, mode: PurgeMode) -> Result<PurgeReport, String> {
         let purge = {
             let mut last = self.last();
-            if !last.has_ended && !last.report.is_over {
+            // One whose admin ended it early goes on, too.
+            if last.report.purge > 0 && !last.report.is_over {
                 return Err("a purge is under way: try again when it is over".to_owned());
             }
             let purge = last.report.purge + 1;
@@ -117,9 +118,9 @@ impl Purges {
             }
         }
         let removed = match self.remove(purge, &scope, mode).await {
-            Ok((keys, unreadable)) => {
+            Ok((keys, disk)) => {
                 let objects = self.remove_objects(purge, mode, &keys, objects.as_ref()).await;
-                objects.and_then(|()| disk_was_read(unreadable))
+                objects.and_then(|()| disk.was_read())
             }
             Err(trouble) => Err(trouble),
         };
@@ -143,23 +144,21 @@ impl Purges {
     }
 
     /// Removes a purge's chunks from disk and memory, until none is found and none is being written. Returns the names of all, and
-    /// the pages of the disk that could not be read.
+    /// the parts of the disks that were not reached.
     async fn remove(
         &self,
         purge: u64,
         scope: &PurgeScope,
         mode: PurgeMode,
-    ) -> Result<(Arc<PurgedKeys>, u32), String> {
+    ) -> Result<(Arc<PurgedKeys>, Unreached), String> {
         let actors = self.0.parts.get().map(|parts| &parts.actors[..]).unwrap_or_default();
         for _ in 0..MOST_ROUNDS {
-            let (mut found, mut writes, mut unreadable) = (0, 0, 0);
+            let (mut found, mut writes, mut unreached) = (0, 0, Unreached::default());
             // Chunks that continue a purged chunk may have come since the last round.
             let keys = Arc::new(self.keys(purge, scope).await?);
             for actor in actors {
                 // The disk comes first: purging memory makes the disk forget records, and these would no longer be counted.
-                let (on_disk, not_read) = self.remove_from_disk(purge, actor, &keys, mode).await?;
-                found += on_disk;
-                unreadable += not_read;
+                found += self.remove_from_disk(purge, actor, &keys, mode, &mut unreached).await;
                 let mut from = Some(0);
                 while let Some(at) = from {
                     let page = PurgeStep::Page { purge, scope: scope.clone(), mode, from: at };
@@ -172,7 +171,7 @@ impl Purges {
                 }
             }
             if mode == PurgeMode::Count || (found == 0 && writes == 0) {
-                return Ok((keys, unreadable));
+                return Ok((keys, unreached));
             }
             sleep(LOOK_EVERY).await;
         }
@@ -202,37 +201,37 @@ impl Purges {
         Ok(all)
     }
 
-    /// Removes a purge's records from an actor's disk. Returns their number, and the pages that could not be read.
+    /// Removes a purge's records from an actor's disk, and returns their number.
     async fn remove_from_disk(
         &self,
         purge: u64,
         actor: &Addr<GpuActor>,
         keys: &Arc<PurgedKeys>,
         mode: PurgeMode,
-    ) -> Result<(u64, u32), String> {
-        let (mut after, mut found, mut unreadable) = (0, 0, 0);
+        unreached: &mut Unreached,
+    ) -> u64 {
+        let (mut after, mut found) = (0, 0);
         loop {
             let of_disk = DiskPurge { keys: Arc::clone(keys), mode };
             let ordered = actor.send(ask(move |actor| actor.purge_disk(of_disk, after))).await;
             let purged = match ordered.ok().flatten().flatten() {
-                None => return Ok((0, 0)),
+                None => return found,
                 Some(Ok(purged)) => purged.await.ok().flatten().ok_or(Refused::Closed),
                 Some(Err(refused)) => Err(refused),
             };
             match purged {
                 Err(Refused::Busy) => sleep(LOOK_EVERY).await,
                 Err(Refused::Closed) => {
-                    return Err(
-                        "the disk tier is closed: its chunks come back if the tier opens again, so purge again then".to_owned()
-                    );
+                    unreached.has_closed = true;
+                    return found;
                 }
                 Ok(segment) => {
                     found += segment.records;
-                    unreadable += segment.unreadable;
+                    unreached.pages += segment.unreadable;
                     self.note(purge, |last| last.report.counts.disk_chunks += segment.records);
                     match segment.next {
                         Some(next) => after = next,
-                        None => return Ok((found, unreadable)),
+                        None => return found,
                     }
                 }
             }
@@ -295,14 +294,30 @@ impl std::fmt::Debug for Purges {
     }
 }
 
-/// # Errors
-/// A text for people, if pages of the disk could not be read.
-fn disk_was_read(unreadable: u32) -> Result<(), String> {
-    match unreadable {
-        0 => Ok(()),
-        _ => Err(format!(
-            "{unreadable} pages of the disk cannot be read: purged chunks on them come back if the drive reads them at a start, so purge again then"
-        )),
+/// The parts of a node's disks that a purge did not reach.
+#[derive(Debug, Default)]
+struct Unreached {
+    /// Pages that could not be read.
+    pages: u32,
+    /// Whether a tier closed itself.
+    has_closed: bool,
+}
+
+impl Unreached {
+    /// # Errors
+    /// A text for people, if a purge did not reach everything on disk.
+    fn was_read(&self) -> Result<(), String> {
+        let pages = self.pages;
+        match self {
+            Self { has_closed: true, .. } => Err(
+                "a disk tier is closed: its chunks come back if the tier opens again, so purge again then"
+                    .to_owned(),
+            ),
+            Self { pages: 0, .. } => Ok(()),
+            _ => Err(format!(
+                "{pages} pages of the disk cannot be read: purged chunks on them come back if the drive reads them at a start, so purge again then"
+            )),
+        }
     }
 }
 

@@ -147,6 +147,27 @@ fn what_is_purged_from_a_disk_does_not_come_back_with_a_restart() {
 }
 
 #[test]
+fn a_closed_disk_keeps_a_purge_from_nothing_else() {
+    let disk = "[disk]\nfolder = \"{name}.disk\"\ncapacity_bytes = \"64MiB\"\nsegment_bytes = \"4MiB\"\n";
+    let cluster = cluster(1, disk);
+    let engine = Engine::connect(&cluster.socket(0));
+    let hashes = prompt(b'a', 40);
+    engine.put(&hashes);
+    let status = || -> Value { serde_json::from_str(&cluster.node(0).get("/status").unwrap()).unwrap() };
+    let disk = || status()["actors"][0]["disk"].clone();
+    wait::until("all are on disk", || (disk()["chunks"] == 40).then_some(()));
+    std::fs::remove_dir_all(cluster.dir().join("node-0.disk")).unwrap();
+    wait::until("the disk closes", || status()["actors"][0]["disk_trouble"].is_string().then_some(()));
+    let (code, purged, said) = admin(&cluster, &["purge", "--tenant", "default"]);
+    assert_eq!((code, sum(&purged, "memory_chunks")), (Some(1), 40), "{purged} {said}");
+    assert!(
+        purged.to_string().contains("disk tier is closed") || said.contains("disk tier is closed"),
+        "{purged} {said}"
+    );
+    assert_eq!((engine.get(&hashes), used_bytes(&cluster, 0)), (0, 0));
+}
+
+#[test]
 fn objects_are_purged_too() {
     let dir = tempfile::tempdir().unwrap();
     let objects = format!("[object]\nurl = \"file://{}/store\"\n", dir.path().display());
