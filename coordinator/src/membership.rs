@@ -56,6 +56,9 @@ pub struct DurableState {
     /// The numbers that were given out, by node name. Nodes that left come before the members; among them, the node that left
     /// first comes first.
     pub numbers: Vec<(String, NodeNumber)>,
+    /// The members that were removed after silence and did not come back. No part of the archive: files of earlier versions lack it.
+    #[rkyv(with = rkyv::with::Skip)]
+    pub lost: Vec<Member>,
 }
 
 /// The members of the cluster.
@@ -216,7 +219,11 @@ impl Membership {
     /// Continues from an earlier coordinator's state, or from nothing.
     #[must_use]
     pub fn new(patience: Patience, state: DurableState, now: Millis) -> Self {
-        let DurableState { table, numbers } = state;
+        let DurableState { table, numbers, lost } = state;
+        let is_member = |name: &str| table.members.iter().any(|member| member.name == name);
+        let again = lost.into_iter().filter(|member| !is_member(&member.name));
+        let mut lost = LostMembers::default();
+        lost.add(again.map(|member| Lost { member, heard: now, removed: now }), now, patience.remember_lost_ms);
         let known = |member: &Member| {
             let drains = member.state == MemberState::Draining;
             let member = Member { state: well(drains), ..member.clone() };
@@ -228,7 +235,7 @@ impl Membership {
             epoch: next_term(table.epoch),
             is_changed: !members.is_empty(),
             members,
-            lost: LostMembers::default(),
+            lost,
             table: Arc::new(table),
             leavings: numbers.len() as u64,
             numbers: given(numbers),
@@ -471,7 +478,7 @@ impl Membership {
         let mut numbers: Vec<_> = self.numbers.iter().collect();
         numbers.sort_by_key(|(_, given)| (self.members.contains_key(&given.number), given.left));
         let numbers = numbers.into_iter().map(|(name, given)| (name.clone(), given.number)).collect();
-        DurableState { table: (*self.table).clone(), numbers }
+        DurableState { table: (*self.table).clone(), numbers, lost: self.lost.members() }
     }
 
     /// Every member.

@@ -5,9 +5,11 @@ use std::io;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
+use larder_protocol::table::Member;
 use larder_protocol::v1;
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 use rkyv::rancor;
+use rkyv::util::AlignedVec;
 use tempfile::NamedTempFile;
 
 use crate::membership::DurableState;
@@ -64,17 +66,19 @@ impl StateFile {
             open(path)
         };
         // The store panics over some kinds of damage.
-        let (database, bytes) = catch_unwind(open)
+        let (database, [state, lost]) = catch_unwind(open)
             .map_err(|_| damaged())?
             .map_err(|source| StateError::Open { path: path.to_owned(), source: Box::new(source) })?;
-        let mut state = match bytes {
+        let mut state = match state {
             None => DurableState::default(),
             Some(bytes) => {
-                let mut aligned = rkyv::util::AlignedVec::<16>::with_capacity(bytes.len());
-                aligned.extend_from_slice(&bytes);
-                rkyv::from_bytes::<DurableState, rancor::Error>(&aligned).map_err(|_| damaged())?
+                rkyv::from_bytes::<DurableState, rancor::Error>(&aligned(&bytes)).map_err(|_| damaged())?
             }
         };
+        if let Some(bytes) = lost {
+            let lost = rkyv::from_bytes::<Vec<Member>, rancor::Error>(&aligned(&bytes));
+            state.lost = lost.map_err(|_| damaged())?;
+        }
         state.table = v1::table_today(state.table);
         if !state.table.is_consistent() {
             return Err(damaged());
@@ -87,11 +91,13 @@ impl StateFile {
     /// # Errors
     /// [`StateError::Write`]
     pub fn write(&self, state: &DurableState) -> Result<(), StateError> {
-        let bytes = rkyv::to_bytes::<rancor::Error>(state)
-            .map_err(|_| StateError::Damaged { path: self.path.clone() })?;
+        let damaged = |_| StateError::Damaged { path: self.path.clone() };
+        let bytes = rkyv::to_bytes::<rancor::Error>(state).map_err(damaged)?;
+        let lost = rkyv::to_bytes::<rancor::Error>(&state.lost).map_err(damaged)?;
         let write = || -> Result<(), redb::Error> {
             let write = self.database.begin_write()?;
             write.open_table(TABLE)?.insert(KEY, bytes.as_slice())?;
+            write.open_table(TABLE)?.insert(LOST_KEY, lost.as_slice())?;
             write.commit()?;
             Ok(())
         };
@@ -112,8 +118,15 @@ fn make(path: &Path) -> Result<(), redb::Error> {
     }
 }
 
-/// The store in a file, and the state in it.
-fn open(path: &Path) -> Result<(Database, Option<Vec<u8>>), redb::Error> {
+/// Bytes of the file need an aligned copy.
+fn aligned(bytes: &[u8]) -> AlignedVec<16> {
+    let mut aligned = AlignedVec::with_capacity(bytes.len());
+    aligned.extend_from_slice(bytes);
+    aligned
+}
+
+/// The store in a file; the state in it, and the lost members.
+fn open(path: &Path) -> Result<(Database, [Option<Vec<u8>>; 2]), redb::Error> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let mut database = Database::builder().create_file(file)?;
     // Reads the whole file, so that damage is found now, and not by a later write.
@@ -122,12 +135,15 @@ fn open(path: &Path) -> Result<(Database, Option<Vec<u8>>), redb::Error> {
     write.open_table(TABLE)?;
     write.commit()?;
     let read = database.begin_read()?;
-    let bytes = read.open_table(TABLE)?.get(KEY)?.map(|value| value.value().to_vec());
-    Ok((database, bytes))
+    let table = read.open_table(TABLE)?;
+    let bytes = |key| Ok::<_, redb::Error>(table.get(key)?.map(|value| value.value().to_vec()));
+    let found = [bytes(KEY)?, bytes(LOST_KEY)?];
+    Ok((database, found))
 }
 
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("larder coordinator 1");
 const KEY: &str = "state";
+const LOST_KEY: &str = "lost";
 
 #[cfg(test)]
 mod tests {
@@ -142,8 +158,23 @@ mod tests {
         let (file, empty) = StateFile::open(&path).unwrap();
         assert_eq!(empty, DurableState::default());
         let table = Table { epoch: Epoch { term: 3, number: 9 }, ..Table::default() };
-        let state = DurableState { table, numbers: vec![("a".into(), NodeNumber(4))] };
+        let numbers = vec![("a".into(), NodeNumber(4))];
+        let state = DurableState { table, numbers, lost: golden(PARTITIONS).table.members };
         file.write(&state).unwrap();
+        drop(file);
+        assert_eq!(StateFile::open(&path).unwrap().1, state);
+    }
+
+    #[test]
+    fn a_file_without_lost_members_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.redb");
+        let (file, _) = StateFile::open(&path).unwrap();
+        let state = DurableState { numbers: vec![("a".into(), NodeNumber(4))], ..DurableState::default() };
+        file.write(&state).unwrap();
+        let write = file.database.begin_write().unwrap();
+        write.open_table(TABLE).unwrap().remove(LOST_KEY).unwrap();
+        write.commit().unwrap();
         drop(file);
         assert_eq!(StateFile::open(&path).unwrap().1, state);
     }
@@ -169,7 +200,7 @@ mod tests {
             (0..partitions).map(|partition| NodeNumber([1, 2, 4][partition * 3 / partitions])).collect();
         let table = Table { epoch: Epoch { term: 7, number: 42 }, members, homes };
         let number = |number| (format!("node-{number}"), NodeNumber(number));
-        DurableState { table, numbers: [3, 1, 2, 4].map(number).into() }
+        DurableState { table, numbers: [3, 1, 2, 4].map(number).into(), lost: Vec::new() }
     }
 
     /// A file that a release wrote, from its lines: `OFFSET BYTES`, both in hex. Lines that equal the one before are left out.

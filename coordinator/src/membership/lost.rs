@@ -39,6 +39,11 @@ impl LostMembers {
         self.0.get(name).is_some_and(|lost| lost.member.incarnation == incarnation)
     }
 
+    /// The lost members.
+    pub(super) fn members(&self) -> Vec<Member> {
+        self.0.values().map(|lost| lost.member.clone()).collect()
+    }
+
     /// Forgets a node that is a member again.
     pub(super) fn came_back(&mut self, name: &str) {
         self.0.remove(name);

@@ -391,6 +391,8 @@ fn a_removed_member_is_lost_until_it_comes_back_or_is_forgotten_and_one_that_lef
     assert_eq!(same, Err(JoinRefused::Outdated(2)), "the others have dropped what that life announced");
     membership.join("node-0", &join(2), 31_000).unwrap();
     assert_eq!(lost(&membership, 31_000), [("node-1".to_owned(), 31_000)]);
+    let next = Membership::new(patience(), membership.state(), 0);
+    assert_eq!(lost(&next, 0), [("node-1".to_owned(), 0)], "a coordinator that starts again knows it");
     assert!(lost(&membership, 130_000).is_empty(), "after remember_lost_ms");
 }
 

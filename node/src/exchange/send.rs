@@ -93,7 +93,14 @@ impl Mover {
         let asked_at = common.now();
         awake.came();
         let waiting = awake.wait();
+        // Room comes first: an actor reads chunks from disk for a peer, and would read them again each time the peer asks again.
+        let chunk_bytes = block_bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        let mut sending = Sending { common, peer, bytes: 0 };
+        let all = hashes.len();
+        let hashes: Vec<_> = hashes.into_iter().take_while(|_| sending.take(chunk_bytes, class)).collect();
+        let put_off = all - hashes.len();
         let granted = match actors.get(usize::from(device)) {
+            _ if hashes.is_empty() => Ok(Vec::new()),
             Some(actor) => {
                 let trace = trace.clone();
                 actor.send(AskBlocks { fingerprint, hashes, block_bytes, class, trace }).await
@@ -106,19 +113,22 @@ impl Mover {
         let granted_at = common.now();
         common.metrics.took(Stage::Grant, granted_at - asked_at);
         let (mut said, mut blocks, mut held) = (Vec::with_capacity(granted.len()), Vec::new(), 0_u64);
-        let mut sending = Sending { common, peer, bytes: 0 };
+        // An actor that stops answers nothing.
+        let is_answered = !granted.is_empty() || put_off == all;
         for grant in granted {
             said.push(match grant {
                 Grant::NotHeld => FetchedChunk::NotHeld,
                 Grant::Busy { retry_after_ms } => FetchedChunk::Busy(RetryAfter { retry_after_ms }),
-                Grant::Held(chunk) if sending.take(&chunk, class) => {
+                Grant::Held(chunk) => {
                     held += 1;
                     FetchedChunk::Held(describe(chunk, &mut blocks))
                 }
-                Grant::Held(_) => FetchedChunk::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS }),
             });
         }
+        let busy = || FetchedChunk::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS });
+        said.extend((0..put_off).filter(|_| is_answered).map(|_| busy()));
         let bytes: u64 = blocks.iter().map(|block| block.len() as u64).sum();
+        sending.keep(bytes);
         trace.count("larder.bytes", bytes);
         trace.count("larder.chunks_here", held);
         trace.set("larder.peer", peer);
@@ -196,11 +206,17 @@ impl GrantedBlocks<'_> {
 
 impl Sending<'_> {
     /// Takes room for a chunk; returns whether there is room.
-    fn take(&mut self, chunk: &GrantedChunk, class: Class) -> bool {
-        let bytes = chunk.blocks.iter().map(|block| block.bytes).sum();
+    fn take(&mut self, bytes: u64, class: Class) -> bool {
         let taken = self.common.outgoing().sending.take(self.peer, bytes, class);
         self.bytes += taken.unwrap_or(0);
         taken.is_some()
+    }
+
+    /// Gives back the room that `bytes` bytes do not need.
+    fn keep(&mut self, bytes: u64) {
+        let unneeded = self.bytes.saturating_sub(bytes);
+        self.bytes -= unneeded;
+        self.common.outgoing().sending.give_back(self.peer, unneeded);
     }
 }
 

@@ -230,10 +230,12 @@ fn peers_that_stop_reading_neither_take_everything_nor_keep_it() {
 
         // Blocks that nobody reads are given up after a moment, and their chunks' leases with them.
         until("some sends are given up", || metrics.stalled_sends() >= 4).await;
-        for _ in 0..64 * 256 + 32 {
-            let ended = tokio::time::timeout(LONG, ends.recv()).await;
-            ended.expect("every lease ends").unwrap();
+        let mut ended = 0;
+        while tokio::time::timeout(Duration::from_secs(3), ends.recv()).await.is_ok() {
+            ended += 1;
         }
+        // The actor is asked only for chunks that have room: it may have to read them from disk.
+        assert!((2_048 / 4..3 * 2_048).contains(&ended), "{ended} of {} chunks were leased", 64 * 256 + 32);
         drop(unread);
     });
 }
