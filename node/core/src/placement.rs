@@ -12,8 +12,8 @@
 //!   this chunk the rest of the prompt is lost. The policy sees only this node's chunks and takes the chunk for the prompt's end.
 //! - **A transfer from a busy node counts more** ([`transfer_weight`]): its readers keep copies of chunks that they read often,
 //!   so that the busy node serves less.
-//! - **An only copy is forwarded** ([`pays_to_forward`]) to the node whose next victim is worth far less. A forwarded chunk must
-//!   be used before it is forwarded again.
+//! - **An only copy is forwarded** ([`pays_to_forward`]) to the node whose next victim is worth far less. A forwarded chunk
+//!   keeps its age, and must be used before it is forwarded again.
 //!
 //! No node asks a neighbor for its worth or how much it serves: each answer between nodes bears both of its sender
 //! ([`Neighbours`]).

@@ -443,7 +443,12 @@ impl Store {
 
     /// The current time as the index dates uses, in units of `USE_MS`.
     fn used_now(&self) -> u32 {
-        (self.age_ms() / USE_MS) as u32
+        self.used_at(self.age_ms())
+    }
+
+    /// A time as the index dates uses.
+    fn used_at(&self, age_ms: u64) -> u32 {
+        (age_ms / USE_MS) as u32
     }
 
     /// The time of a use that the index dated `used`; wrong for a use more than 497 days ago, because dates wrap around.

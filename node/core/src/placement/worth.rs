@@ -56,6 +56,12 @@ impl Stake {
         Worth::of(self.tokens(saves), every_ms as f64)
     }
 
+    /// The time in which a chunk of this worth is used once.
+    #[must_use]
+    pub fn every_ms(self, saves: Saves, worth: Worth) -> u64 {
+        (self.tokens(saves) * 1e9 / worth.0.max(1) as f64) as u64
+    }
+
     fn tokens(self, saves: Saves) -> f64 {
         let share = match saves {
             Saves::Prefill => 1.0,
@@ -116,6 +122,14 @@ mod tests {
         assert!(Stake { bytes: 32 << 20, ..CHUNK }.worth(Saves::Prefill, 1_000) < worth);
         assert!(CHUNK.worth(Saves::Prefill, 500) > worth);
         assert_eq!(CHUNK.worth(Saves::Transfer, 100), worth);
+    }
+
+    #[test]
+    fn a_worth_tells_how_often_its_chunk_is_used() {
+        for every_ms in [1, 1_000, 3_600_000] {
+            let worth = CHUNK.worth(Saves::Prefill, every_ms);
+            assert!(CHUNK.every_ms(Saves::Prefill, worth).abs_diff(every_ms) <= 1);
+        }
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! afterwards. No commit and no lease waits for this. The slots are bounded; a request of the same tenant that needs a slot takes
 //! them back ([`Store::drop_departing`]). If the offer is refused or lost, the chunk is gone, and its next lookup is a miss.
 //!
-//! A chunk is forwarded once: until it is used at its new node, it is not forwarded again.
+//! A chunk is forwarded once: until it is used at its new node, it is not forwarded again. It keeps its age: the offer's worth
+//! tells for how long nobody had used it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -259,7 +260,7 @@ impl Store {
             return None;
         }
         let id = self.start_fetch(number, name, Source::Peer)?;
-        self.gathers.take_in(id);
+        self.gathers.take_in(id, self.stake(number).every_ms(Saves::Prefill, worth));
         Some(self.wanted(number, id, 0, Source::Peer))
     }
 
@@ -269,9 +270,17 @@ impl Store {
         self.gathers.is_taken_in(fetch.chunk())
     }
 
-    /// Notes that a forwarded chunk has come.
-    pub(super) fn was_taken_in(&mut self, id: ChunkId) {
-        self.index.get_mut(id).set_forwarded(true);
+    /// Notes that a forwarded chunk has come that nobody had used for `idle_ms`. It keeps this age: as a new chunk it would outlive
+    /// the chunks before it in its prompt, and be of no use without them.
+    pub(super) fn was_taken_in(&mut self, id: ChunkId, idle_ms: u64) {
+        let used = self.used_at(self.age_ms().saturating_sub(idle_ms));
+        let chunk = self.index.get_mut(id);
+        chunk.set_forwarded(true);
+        if chunk.is_cached() {
+            chunk.used = used;
+            let (policy, number) = self.policy_of(id);
+            policy.was_idle(number, idle_ms);
+        }
         self.departing.counts.taken_in += 1;
     }
 

@@ -55,8 +55,8 @@ struct Coming {
     gathers: Vec<u64>,
     /// Number of peers that wait for the chunk, and of drains that move it here.
     recalls: u32,
-    /// Whether another node evicts the chunk and forwards it here.
-    is_taken_in: bool,
+    /// If another node evicts the chunk and forwards it here: for how long nobody had used it when it was offered, in milliseconds.
+    taken_in: Option<u64>,
     /// Whether all its bytes are here, and only the commit at the writer's node is awaited.
     is_in_place: bool,
 }
@@ -108,8 +108,8 @@ impl Gathers {
         self.fetches.contains_key(&id)
     }
 
-    pub(super) fn take_in(&mut self, id: ChunkId) {
-        self.fetches.entry(id).and_modify(|fetch| fetch.is_taken_in = true);
+    pub(super) fn take_in(&mut self, id: ChunkId, idle_ms: u64) {
+        self.fetches.entry(id).and_modify(|fetch| fetch.taken_in = Some(idle_ms));
     }
 
     /// Notes that all bytes of a chunk are here. It comes to an end even if nobody waits for it.
@@ -118,7 +118,7 @@ impl Gathers {
     }
 
     pub(super) fn is_taken_in(&self, id: ChunkId) -> bool {
-        self.fetches.get(&id).is_some_and(|fetch| fetch.is_taken_in)
+        self.fetches.get(&id).is_some_and(|fetch| fetch.taken_in.is_some())
     }
 
     /// Whether this fetch has this number.
@@ -141,7 +141,7 @@ impl Gathers {
         if fetch.gathers.len() < waited
             && fetch.gathers.is_empty()
             && fetch.recalls == 0
-            && !fetch.is_taken_in
+            && fetch.taken_in.is_none()
             && !fetch.is_in_place
         {
             self.abandoned.push(FetchId(id));
@@ -330,7 +330,7 @@ impl Store {
     /// stays, for this reason; otherwise it only passes. Returns the gathers that are now ready.
     pub fn fetched(&mut self, fetch: FetchId, came: Option<Came>, kept: Option<ChangeKind>) -> Vec<u64> {
         let FetchId(id) = fetch;
-        let Some(Coming { gathers, is_taken_in, .. }) = self.gathers.fetches.remove(&id) else {
+        let Some(Coming { gathers, taken_in, .. }) = self.gathers.fetches.remove(&id) else {
             return Vec::new();
         };
         let number = self.index.get(id).namespace;
@@ -349,8 +349,10 @@ impl Store {
                     if is_copy {
                         self.is_copy(id);
                     }
-                    if is_taken_in && gathers.is_empty() {
-                        self.was_taken_in(id);
+                    if let Some(idle_ms) = taken_in
+                        && gathers.is_empty()
+                    {
+                        self.was_taken_in(id, idle_ms);
                     }
                     self.queue_disk_write(id);
                 }

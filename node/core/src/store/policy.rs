@@ -39,6 +39,10 @@ pub trait Policy: fmt::Debug + Send {
     /// Chunks of one commit come from last to first, so that the head of a prompt ends up the most recent.
     fn insert(&mut self, chunk: ChunkNumber, facts: Facts);
 
+    /// Notes that the chunk that was just inserted was used last `idle_ms` ago, at another node. A policy that does not know this
+    /// takes the chunk for a new one.
+    fn was_idle(&mut self, _chunk: ChunkNumber, _idle_ms: u64) {}
+
     /// Notes a use of a cached chunk. One request's hits come from its last chunk to its first.
     fn touch(&mut self, chunk: ChunkNumber);
 

@@ -187,7 +187,7 @@ impl Store {
     #[must_use]
     pub fn is_awaited(&self, FetchId(id): FetchId) -> bool {
         self.gathers.fetches.get(&id).is_some_and(|fetch| {
-            !fetch.gathers.is_empty() || fetch.recalls > 0 || fetch.is_taken_in || fetch.is_in_place
+            !fetch.gathers.is_empty() || fetch.recalls > 0 || fetch.taken_in.is_some() || fetch.is_in_place
         })
     }
 

@@ -144,6 +144,19 @@ impl Policy for Adaptive {
         self.learn();
     }
 
+    fn was_idle(&mut self, chunk: ChunkNumber, idle_ms: u64) {
+        let ChunkState { hash, kind, .. } = *self.state.node(chunk);
+        if self.entering.chunks.pop_if(|last| *last == chunk).is_some() {
+            // The chunk was not used. So its ghost teaches nothing, but still tells the chunk's kind.
+            let kind = self.past.take(hash).map_or(kind, |ghost| ghost.kind);
+            self.state.node_mut(chunk).kind = kind;
+        }
+        let wall = (idle_ms / UNIT_MS).min(u64::from(LONGEST_IDLE)) as u32;
+        let uses = (f64::from(wall) * self.lessons.uses_in_a_unit()).min(f64::from(LONGEST_IDLE)) as u32;
+        let used = Moment { wall: self.now.wall.wrapping_sub(wall), uses: self.now.uses.wrapping_sub(uses) };
+        self.state.node_mut(chunk).used = used;
+    }
+
     fn touch(&mut self, chunk: ChunkNumber) {
         self.settle();
         self.count();
@@ -379,6 +392,10 @@ const APPRAISALS_A_LIFETIME: usize = 32;
 /// Random chunks that a search looks at, beside the candidates that it knows. If it knows few, it looks at `FIRST_LOOKS`.
 const LOOKS: usize = 8;
 const FIRST_LOOKS: usize = 64;
+
+/// The longest time for which a chunk counts as idle when it comes, on each clock: far below the time after which a clock wraps
+/// around.
+const LONGEST_IDLE: u32 = 1 << 30;
 
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 

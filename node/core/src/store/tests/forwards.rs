@@ -269,6 +269,19 @@ fn an_offered_chunk_is_taken_where_it_is_worth_its_place_and_is_not_forwarded_ag
 }
 
 #[test]
+fn a_forwarded_chunk_keeps_its_age() {
+    let mut f = by_worth(1);
+    f.passes(5_000);
+    let worth = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 1_000);
+    let wanted = f.store.take_in(&f.fingerprint(), f.chain("a").chunk(0), worth).unwrap();
+    f.store.fetched(wanted.fetch, Some(came()), Some(ChangeKind::Gained));
+    f.passes(1_000);
+    f.put("b");
+    assert_eq!((f.found("a"), f.store.keeps_ms()), (0, 2_000));
+    f.store.assert_consistent();
+}
+
+#[test]
 fn a_chunk_that_came_by_a_forward_and_was_used_is_forwarded_again() {
     let mut f = by_worth(1);
     let wanted = f.store.take_in(&f.fingerprint(), f.chain("a").chunk(0), Worth(u64::MAX / 8)).unwrap();

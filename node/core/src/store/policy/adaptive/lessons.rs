@@ -145,6 +145,12 @@ impl Lessons {
         worths.iter().zip(&self.weights).map(|(worth, weight)| worth * weight).sum()
     }
 
+    /// The mean number of uses in a unit of wall time, recently.
+    pub(super) fn uses_in_a_unit(&self) -> f64 {
+        let [uses, wall] = self.passed;
+        uses / wall.max(1.0)
+    }
+
     /// Each judge's estimate.
     #[inline]
     fn worths(&self, class: usize, age: Moment) -> [f32; JUDGES] {

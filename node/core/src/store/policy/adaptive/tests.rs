@@ -37,6 +37,22 @@ fn of_two_equally_likely_chunks_the_one_that_costs_less_to_recompute_goes_first_
     }
 }
 
+#[test]
+fn a_chunk_that_comes_from_another_node_keeps_its_age() {
+    let mut policy = Adaptive::policy(None);
+    policy.insert(ChunkNumber::at(2), facts(2, 0));
+    for step in 0..3_000 {
+        policy.is_now(step * 100);
+        policy.touch(ChunkNumber::at(2));
+    }
+    for (chunk, facts) in [(ChunkNumber::at(0), facts(0, 0)), (ChunkNumber::at(1), facts(1, 0))] {
+        policy.insert(chunk, facts);
+    }
+    policy.was_idle(ChunkNumber::at(1), 60_000);
+    policy.block(ChunkNumber::at(2));
+    assert_eq!(policy.victim(&mut |_| Verdict::Take), Some(ChunkNumber::at(1)), "though it came last");
+}
+
 const DEAR: usize = 0;
 const CHEAP: usize = 1;
 
