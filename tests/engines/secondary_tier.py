@@ -181,7 +181,7 @@ class Offloading:
 def make(socket: str, memory: bytearray):
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
-    config = {"type": "LarderTier", "module_path": "larder_kv.vllm", "socket": socket}
+    config = {"type": "LarderTier", "module_path": "larder_kv.vllm", "socket": socket, "model_revision": "1"}
     rows = memoryview(memory).cast("B", (ROWS, ROW_BYTES))
     return SecondaryTierFactory.create_secondary_tier(config, rows, offloading_spec())
 

@@ -244,7 +244,7 @@ def server_arguments(layout: str, storage: dict, more: dict) -> ServerArgs:
         hicache_mem_layout=layout,
         hicache_write_policy="write_through",
         hicache_storage_backend="dynamic",
-        hicache_storage_backend_extra_config=json.dumps(storage),
+        hicache_storage_backend_extra_config=json.dumps({"model_revision": "1"} | storage),
         hicache_storage_prefetch_policy="wait_complete",
         hicache_ratio=2.0,
         **more,

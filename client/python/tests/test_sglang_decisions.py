@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from absent import absent_packages
+from larder_kv import identity
 from larder_kv.lmcache.blocks import digest
 from larder_kv.settings import NodeSettings, UnsupportedError
 from larder_kv.sglang.facts import Facts, PoolFacts
@@ -156,3 +157,30 @@ def test_a_storage_that_was_cleared_has_none_of_its_pages(monkeypatch, tmp_path)
         storage.batch_exists(pages)
         assert len(stored) == 6, "each clearing begins with other names, which then stay"
         storage._link.close()
+
+
+def test_engines_whose_models_branch_has_moved_never_share(monkeypatch, tmp_path):
+    cached = tmp_path / "models--example--model"
+    (cached / "refs").mkdir(parents=True)
+    monkeypatch.setattr(identity, "hub_cache", lambda: tmp_path)
+    config = SimpleNamespace(
+        should_split_heads=False, model_name="model", tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1
+    )
+    settings = NodeSettings(socket="/nowhere")
+    with absent_packages("sglang"):
+        engine = importlib.import_module("larder_kv.sglang.engine")
+        engine.get_hash_str = lambda *_: "a hash"
+        engine.server_arguments = lambda: SimpleNamespace(model_path="example/model", revision=None)
+
+        def facts_at(commit: str) -> Facts:
+            (cached / "snapshots" / commit).mkdir(parents=True)
+            (cached / "refs/main").write_text(commit)
+            return engine.read(config, 16, settings)
+
+        before, after = facts_at("11aa"), facts_at("22bb")
+        assert before.namespace(POOL) != after.namespace(POOL)
+        (cached / "refs/main").unlink()
+        with pytest.raises(UnsupportedError, match="model_revision"):
+            engine.read(config, 16, settings)
+        named = dataclasses.replace(settings, model_revision="3")
+        assert "model_path weights" not in engine.read(config, 16, named).details

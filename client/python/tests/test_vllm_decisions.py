@@ -1,9 +1,14 @@
 """The connector's decisions without vLLM: keys, plans, settings."""
 
 import hashlib
+import importlib
+import shutil
+from types import SimpleNamespace
 
 import pytest
-from larder_kv.identity import shortened, weights_digest
+from absent import absent_packages
+from larder_kv import identity
+from larder_kv.identity import shortened, weights_digest, weights_of
 from larder_kv.settings import UnsupportedError
 from larder_kv.vllm.counts import COUNTERS, Counts, summed
 from larder_kv.vllm.facts import Facts
@@ -217,3 +222,61 @@ def test_counts_are_taken_once():
 def test_loads_and_hashes_are_plain_values():
     assert Load("r", [], 0, []) == Load("r", [], 0, [])
     assert hashlib.sha256(b"").digest() != none_hash("")
+
+
+class Hub:
+    """A host's cache of the Hugging Face Hub."""
+
+    def __init__(self, folder):
+        self.model = folder / "models--example--model"
+
+    def download(self, commit: str, **refs: str) -> None:
+        (self.model / "snapshots" / commit).mkdir(parents=True)
+        (self.model / "refs").mkdir(exist_ok=True)
+        for name, of in refs.items():
+            (self.model / "refs" / name).write_text(of)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "hub_cache", lambda: tmp_path)
+    return Hub(tmp_path)
+
+
+def test_the_weights_of_a_model_of_the_hub_are_told_apart_by_their_commit(hub):
+    with pytest.raises(UnsupportedError, match="model_revision"):
+        weights_of("example/model", "main")
+    hub.download("11aa", main="11aa", v1="11aa")
+    first = weights_of("example/model", "main")
+    assert [weights_of("example/model", revision) for revision in ("v1", "11aa", None)] == [first] * 3
+    hub.download("22bb", main="22bb")
+    assert weights_of("example/model", "main") != first, "the branch has moved on"
+    assert weights_of("example/model", "v1") == first
+    for unknown in (None, "v9", "../main"):
+        with pytest.raises(UnsupportedError, match="model_revision"):
+            weights_of("example/model", unknown)
+
+
+def test_the_tier_has_the_weights_of_its_model_in_its_namespace(hub, tmp_path):
+    names = {"model_name": "example/model", "dtype": "bfloat16", "tokens_per_hash": 16}
+    spec = SimpleNamespace(config=SimpleNamespace(canonical_layout=True))
+    with absent_packages("vllm"):
+        tier = importlib.import_module("larder_kv.vllm.tier")
+        tier.FileMapper = SimpleNamespace(from_offloading_spec=lambda *_: SimpleNamespace(fields=names))
+        found = []
+        for commit in ("11aa", "22bb"):
+            hub.download(commit)
+            found.append(tier.namespace_of(spec, 4_096, "").layout)
+            shutil.rmtree(hub.model)
+        assert found[0] != found[1]
+        with pytest.raises(UnsupportedError, match="model_revision"):
+            tier.namespace_of(spec, 4_096, "")
+        assert tier.namespace_of(spec, 4_096, "11aa").revision == "11aa"
+
+
+def test_the_tier_refuses_keys_that_are_too_short_to_be_safe():
+    with absent_packages("vllm"):
+        tier = importlib.import_module("larder_kv.vllm.tier")
+        tier.check_hash(bytes(36))
+        with pytest.raises(UnsupportedError, match="prefix_caching_hash_algo"):
+            tier.check_hash(bytes(20))

@@ -6,6 +6,8 @@ from pathlib import Path
 from larder_kv.settings import UnsupportedError
 
 NAME_BYTES = 256
+WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+"""The endings of files with weights."""
 LEAST_GAPS, SAMPLE_BYTES = 64, 4096
 SAMPLED_BYTES = 4 << 20
 """Bytes of a file for which one sample stands at most: a matrix of this size has a sample, and only small ones may have none."""
@@ -20,13 +22,51 @@ def shortened(text: str) -> str:
     return f"{hashlib.sha256(encoded).hexdigest()} {tail}"
 
 
-def weights_digest(folder: Path) -> str:
-    """Tells apart the weights of models in folders of the same name: a digest of the names and sizes of the files, and of samples
-    of their contents."""
+def weights_of(model: str, revision: str | None) -> str:
+    """Tells apart the weights of models of the same name: the digest of the files if the name is a path, otherwise the commit of the
+    snapshot in this host's cache of the Hugging Face Hub. If the engine's revision is not known (None), only a single snapshot
+    tells. Raises `UnsupportedError` if nothing does."""
+    path = Path(model)
+    if path.exists():
+        return weights_digest(path)
+    commit = commit_of(hub_cache() / f"models--{model.replace('/', '--')}", revision)
+    if commit is None:
+        raise UnsupportedError(
+            f"nothing on this host tells the weights of {model} from others: it is no path, and its revision is not known from the "
+            "cache of the Hugging Face Hub. Set `model_revision` to a name of its weights, such as its commit"
+        )
+    return f"commit {commit}"
+
+
+def commit_of(cached: Path, revision: str | None) -> str | None:
+    """The commit of a revision in a model's folder of the Hub's cache; of its single snapshot if the revision is None."""
+    snapshots = {path.name for path in (cached / "snapshots").glob("*")}
+    if revision is None:
+        return snapshots.pop() if len(snapshots) == 1 else None
+    try:
+        revision = (cached / "refs" / revision).read_text().strip()
+    except OSError:
+        # A commit needs no reference.
+        pass
+    return revision if revision in snapshots else None
+
+
+def hub_cache() -> Path:
+    """This host's cache of the Hub. Engines that load models from the Hub have its library."""
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ImportError:
+        return Path("/nonexistent")
+    return Path(HF_HUB_CACHE)
+
+
+def weights_digest(path: Path) -> str:
+    """Tells apart the weights of models at the same path, a folder or one file: a digest of the names and sizes of the files, and of
+    samples of their contents."""
     digest = hashlib.sha256()
-    files = sorted(path for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".gguf"))
+    files = [path] if path.is_file() else sorted(one for one in path.glob("*") if one.suffix in WEIGHTS)
     if not files:
-        raise UnsupportedError(f"{folder} has no weights to tell its model from others: set `model_revision`")
+        raise UnsupportedError(f"{path} has no weights to tell its model from others: set `model_revision`")
     for path in files:
         size = path.stat().st_size
         digest.update(f"{path.name} {size};".encode())

@@ -1,11 +1,10 @@
 """SGLang's configuration, as far as it decides about keys."""
 
-from pathlib import Path
 from typing import Any
 
 from sglang.srt.mem_cache.utils import get_hash_str
 
-from larder_kv.identity import weights_digest
+from larder_kv.identity import weights_of
 from larder_kv.settings import NodeSettings, UnsupportedError
 from larder_kv.sglang.facts import Facts
 
@@ -24,10 +23,11 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
         )
     arguments = server_arguments()
     details = {name: getattr(arguments, name, None) for name in OF_ENGINE}
-    for name in ("model_path", "speculative_draft_model_path"):
-        # If the files do not identify the weights, `model_revision` must tell the models apart; without it they are refused.
-        if details[name] and not settings.model_revision and Path(str(details[name])).is_dir():
-            details[f"{name} weights"] = weights_digest(Path(str(details[name])))
+    models = {"model_path": "revision", "speculative_draft_model_path": "speculative_draft_model_revision"}
+    for name, revision in models.items():
+        # If nothing on this host identifies the weights, `model_revision` must; without it the models are refused.
+        if details[name] and not settings.model_revision:
+            details[f"{name} weights"] = weights_of(str(details[name]), str(details[revision] or "main"))
     return Facts(
         model=config.model_name or str(details["model_path"] or ""),
         revision=settings.model_revision,

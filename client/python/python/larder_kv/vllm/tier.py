@@ -7,7 +7,6 @@ vLLM moves blocks between GPUs and host memory; the tier moves them between host
 import hashlib
 import json
 from collections.abc import Collection, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.v1.kv_offload.base import (
@@ -25,10 +24,10 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import larder_kv
-from larder_kv.identity import weights_digest
+from larder_kv.identity import weights_of
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.offload import Offload, Tier
-from larder_kv.vllm.settings import TierSettings
+from larder_kv.vllm.settings import TierSettings, UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
@@ -74,6 +73,7 @@ class LarderTier(SecondaryTierManager):
         self._storing: dict[int, list[OffloadKey]] = {}
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        check_hash(key)
         self._asked.setdefault(req_context.req_id, set()).add(key)
         found = self._offload.lookup(key)
         if found is None:
@@ -82,6 +82,8 @@ class LarderTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         keys = list(job_metadata.keys)
+        for key in keys:
+            check_hash(key)
         if self._stored is not None:
             self._storing[job_metadata.job_id] = keys
         self._offload.store(job_metadata.job_id, keys, rows_of(job_metadata))
@@ -141,6 +143,19 @@ OWNER = "larder"
 """The owner of the chunks, in vLLM's events."""
 
 
+HASH_BYTES = 32
+"""The least bytes of a key that names a prompt safely. vLLM's keys end with the number of a group."""
+
+
+def check_hash(key: bytes) -> None:
+    """Raises `UnsupportedError` for a key with a short hash: two prompts may have the same one. vLLM does not tell its tiers the
+    hash's name."""
+    if len(key) < HASH_BYTES:
+        raise UnsupportedError(
+            "vLLM's hash of blocks (prefix_caching_hash_algo) has fewer than 256 bits, which name no prompt safely: use sha256_cbor"
+        )
+
+
 def rows_of(job: TransferJob) -> list[int]:
     return [int(row) for row in job.chunk_ids]
 
@@ -151,9 +166,9 @@ def namespace_of(spec: "OffloadingSpec", row_bytes: int, model_revision: str) ->
     fields: dict[str, Any] = dict(FileMapper.from_offloading_spec("/", spec).fields)
     if not spec.config.canonical_layout:
         fields["kv_cache_layout"] = spec.config.kv_cache_layout
-    folder = Path(str(fields["model_name"]))
-    if not model_revision and folder.is_dir():
-        fields["weights"] = weights_digest(folder)
+    if not model_revision:
+        # vLLM tells its tiers the model's name, and not its revision.
+        fields["weights"] = weights_of(str(fields["model_name"]), None)
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()
     tokens = int(fields["tokens_per_hash"])
     return larder_kv.NamespaceSpec(
