@@ -50,10 +50,10 @@ DASHBOARD = Dashboard(
             "Why are chunks not saved?",
             "short",
             "Chunks a second: too many waited already (queue), the node had no room (room), there was no node or it failed (node), the "
-            "request was preempted (gone).",
+            "node refused them (refused), the request was preempted (gone).",
             {
                 reason: f"sum(rate(vllm:larder_shed_chunks_{reason}_total{{@c}}[$__rate_interval]))"
-                for reason in ["queue", "room", "node", "gone"]
+                for reason in ["queue", "room", "node", "refused", "gone"]
             },
             zero_is_fine=True,
         ),

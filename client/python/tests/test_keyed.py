@@ -135,6 +135,17 @@ def test_more_than_the_window_holds_is_saved_in_parts(cluster, request):
     rank.link.close()
 
 
+def test_more_than_one_reservation_may_have_is_saved_in_parts(request):
+    """A session may have a quarter of the arena reserved, and its window is larger."""
+    small = start_cluster("--nodes", "1", "--arena-bytes", "4MiB")
+    rank = Rank(small.sockets[0], request.node.name, window_bytes=4 << 20)
+    numbers = range(2 * (1 << 20) // BLOCK)
+    assert rank.save(numbers) == [True] * len(numbers)
+    assert rank.load(numbers)[0] == len(numbers)
+    rank.link.close()
+    small.stop()
+
+
 def test_keys_are_saved_from_the_last_on_with_those_of_their_priority():
     five = keys(range(5))
     assert list(groups(five, 3, ())) == [([4, 3, 2], 0), ([1, 0], 0)]

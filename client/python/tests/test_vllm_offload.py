@@ -20,21 +20,23 @@ from ranks import purge_before_commits
 ROWS, ROW_BYTES = 8, 4_096
 
 
-def row_of(value: int) -> bytes:
-    return bytes([value]) * ROW_BYTES
+def row_of(value: int, row_bytes: int = ROW_BYTES) -> bytes:
+    return bytes([value]) * row_bytes
 
 
 class Tier:
     """Rows of host memory of its own, and the object that moves them."""
 
-    def __init__(self, socket: str, model: str, window_bytes: int = 1 << 20, threads: int = 2):
-        self.memory = bytearray(b"".join(row_of(value) for value in range(ROWS)))
-        pool = larder_kv.Pool(layers=1, layer_bytes=ROW_BYTES)
+    def __init__(
+        self, socket: str, model: str, window_bytes: int = 1 << 20, threads: int = 2, row_bytes: int = ROW_BYTES
+    ):
+        self.memory = bytearray(b"".join(row_of(value, row_bytes) for value in range(ROWS)))
+        pool = larder_kv.Pool(layers=1, layer_bytes=row_bytes)
         namespace = spec(model, pools=[pool], flat=True)
         options = {"window_bytes": window_bytes, "verify": "always", "timeout": 5.0}
         self.node = Node(lambda: larder_kv.Session(socket, **options), namespace, [0], 0.01)
         self.node.wait_for_first_try(10)
-        rows = memoryview(self.memory).cast("B", (ROWS, ROW_BYTES))
+        rows = memoryview(self.memory).cast("B", (ROWS, row_bytes))
         self.offload = Offload(self.node, rows, rows.strides[0], threads)
 
     def found(self, keys: list[bytes]) -> list[bool]:
@@ -97,6 +99,19 @@ def test_a_load_says_which_of_its_keys_came(tiers):
     loaded = first.offload.finished()[-1]
     assert not loaded.success and loaded.keys == [keys(3)[0], keys(3)[2]]
     assert first.memory[6 * ROW_BYTES : 7 * ROW_BYTES] == row_of(6)
+
+
+def test_rows_that_are_too_many_for_one_reservation_are_stored_in_parts():
+    """A session may have a quarter of the arena reserved."""
+    small = start_cluster("--nodes", "1", "--arena-bytes", "8MiB")
+    tier = Tier(small.sockets[0], "in parts", window_bytes=1 << 20, row_bytes=96 << 10)
+    names = [bytes([number]) * 36 for number in range(40)]
+    tier.offload.store(1, names, [number % ROWS for number in range(40)])
+    tier.offload.drain()
+    (stored,) = tier.offload.finished()
+    assert stored.success and stored.keys == names
+    tier.close()
+    small.stop()
 
 
 def test_storing_what_is_there_is_no_error(tiers):

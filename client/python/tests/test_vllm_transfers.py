@@ -200,6 +200,58 @@ def test_a_node_that_has_no_room_sheds_saves():
     small.stop()
 
 
+@pytest.mark.parametrize("attempt", [None, 1])
+def test_a_save_larger_than_one_reservation_may_be_is_saved_in_parts(attempt):
+    """A session may have a quarter of the arena reserved."""
+    small = start_cluster("--nodes", "1", "--arena-bytes", "16MiB")
+    rank = Rank(small.sockets[0], "in parts")
+    for page in range(2):
+        rank.fill(page, 10 * page)
+    gate = LayerGate(LAYERS)
+    gate.open_all()
+    rank.saver.save_soon([Save("a", hashes(200), 0, [0, 1] * 200, attempt)], gate)
+    until(lambda: not rank.saver.is_reading("a"))
+    counts = rank.counts.take()
+    handed_over = counts.pop("handed_over_chunks", 0)
+    assert counts == {"saved_chunks": 200, "saved_bytes": 200 * BLOCK_BYTES}
+    assert handed_over == (100 if attempt else 0), "the longest part that fits is handed over"
+    rank.loader.load_soon([Load("b", hashes(200), 398, [4, 5])])
+    until(lambda: rank.loader.take_done() == {"b"})
+    assert (rank.values(4), rank.values(5)) == ([0, 1, 2], [10, 11, 12])
+    rank.close()
+    small.stop()
+
+
+def test_what_a_hand_over_left_is_saved_when_the_others_of_its_step_hold_no_room(monkeypatch):
+    monkeypatch.setattr("larder_kv.vllm.saver.RESERVED_PARTS", 8)
+    small = start_cluster("--nodes", "1", "--arena-bytes", "16MiB")
+    rank = Rank(small.sockets[0], "left over", queue_chunks=1_000)
+    gate = LayerGate(LAYERS)
+    gate.open_all()
+    # A session may have 170 of these chunks reserved. The first hand-over gets 100 and leaves 101, the second gets 70.
+    others = [bytes([number, 255]) * 16 for number in range(70)]
+    saves = [Save("a", hashes(201), 0, [0, 1] * 201, attempt=0), Save("b", others, 0, [0, 1] * 70, attempt=0)]
+    rank.saver.save_soon(saves, gate)
+    until(lambda: not rank.saver.is_reading("a") and not rank.saver.is_reading("b"))
+    counts = rank.counts.take()
+    assert (counts["handed_over_chunks"], counts["saved_chunks"], counts.get("shed_chunks_room")) == (170, 271, None)
+    rank.close()
+    small.stop()
+
+
+def test_what_a_node_refuses_is_counted_apart_and_each_reason_is_logged_once(rank, monkeypatch, caplog):
+    def refuse(*_: object, **__: object) -> None:
+        error = larder_kv.RefusedError("the node refused: no such thing")
+        error.code = "internal"
+        raise error
+
+    monkeypatch.setattr("larder_kv.vllm.saver.reserve", refuse)
+    for name in ("a", "b"):
+        rank.save(name, 2)
+    assert rank.counts.take() == {"shed_chunks_refused": 4}
+    assert caplog.text.count("chunks are not saved: the node refused: no such thing") == 1
+
+
 def test_an_engine_goes_on_without_its_node_and_uses_it_when_it_comes(tmp_path):
     rank = Rank(str(tmp_path / "node-0.sock"), "late")
     rank.save("a", 1)

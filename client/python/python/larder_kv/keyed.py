@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import larder_kv
-from larder_kv.link import LOST, Link, Opened
+from larder_kv.link import LOST, Link, Opened, is_too_large
 
 LOOKUP_KEYS = 4_096
 """Keys of one lookup, and of one lease; a chain may have twice as many."""
@@ -143,19 +143,33 @@ class Keyed:
             at_once = max((session.window_bytes or UNBOUNDED_BYTES) // (2 * namespace.block_bytes()), 1)
             # From the last to the first: keys of a prompt come in the prompt's order, and the youngest key stays longest.
             for group, priority in groups(keys, at_once, priorities):
-                if time.monotonic() > deadline:
-                    return
-                chain = namespace.chain([keys[number] for number in group])
-                reservation = session.reserve(namespace, chain, priority=priority)
-                numbers = [group[position] for position in reservation.chunks]
-                staged = session.stage_chunks(reservation, reservation.chunks)
-                blocks.write(staged, numbers)
-                kept = session.commit(reservation, staged) if staged else 0
-                self._counts.add("present_keys", len(group) - len(numbers))
-                self._counts.add("saved_keys", kept)
-                self._counts.add("saved_bytes", kept * namespace.block_bytes())
-                for number in group:
-                    saved[number] = kept == len(numbers) or number not in numbers
+                waiting = [group]
+                while waiting:
+                    if time.monotonic() > deadline:
+                        return
+                    part = waiting.pop()
+                    chain = namespace.chain([keys[number] for number in part])
+                    try:
+                        reservation = session.reserve(namespace, chain, priority=priority)
+                    except larder_kv.RefusedError as error:
+                        if not is_too_large(error) or len(part) == 1:
+                            raise
+                        waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
+                        continue
+                    write_part(session, namespace, reservation, part)
+
+        def write_part(
+            session: larder_kv.Session, namespace: larder_kv.Namespace, reservation: larder_kv.Reservation, part: list[int]
+        ) -> None:
+            numbers = [part[position] for position in reservation.chunks]
+            staged = session.stage_chunks(reservation, reservation.chunks)
+            blocks.write(staged, numbers)
+            kept = session.commit(reservation, staged) if staged else 0
+            self._counts.add("present_keys", len(part) - len(numbers))
+            self._counts.add("saved_keys", kept)
+            self._counts.add("saved_bytes", kept * namespace.block_bytes())
+            for number in part:
+                saved[number] = kept == len(numbers) or number not in numbers
 
         self._try(write)
         self._counts.add("shed_keys", saved.count(False))

@@ -15,7 +15,12 @@ LOST = (larder_kv.EndedError, larder_kv.RequestTimeout)
 once until it answers again."""
 
 MOST_REASONS = 16
-"""Limit of different reasons that are logged while a node is absent."""
+"""Limit of different reasons that are logged, for instance while a node is absent."""
+
+
+def is_too_large(error: larder_kv.LarderError) -> bool:
+    """Whether the node asks for smaller parts."""
+    return isinstance(error, larder_kv.RefusedError) and error.code == "too_large"
 
 
 def uncounted(_: str) -> None:

@@ -22,6 +22,7 @@ COUNTERS = {
     "shed_chunks_queue": "Chunks not saved because too many waited already.",
     "shed_chunks_room": "Chunks not saved because the node had no room.",
     "shed_chunks_node": "Chunks not saved because the node was absent or failed.",
+    "shed_chunks_refused": "Chunks not saved because the node refused them; the log names each reason.",
     "shed_chunks_gone": "Chunks not saved: purged meanwhile, of a preempted request, or after a chunk that was not saved.",
     "pinned_chunks": "Chunks pinned for requests that hint how long they are wanted.",
     "brought_chunks": "Chunks brought near ahead of the expected return of a session.",

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import larder_kv
 from larder_kv.keyed import LOOKUP_KEYS, UNBOUNDED_BYTES
-from larder_kv.link import LOST
+from larder_kv.link import LOST, MOST_REASONS, is_too_large
 from larder_kv.vllm.node import Node, Open
 
 logger = logging.getLogger("vllm.larder")
@@ -22,7 +22,7 @@ MOST_KNOWN = 65_536
 Tier: TypeAlias = Literal["device", "host", "disk", "peer", "object"]
 
 AT_ONCE = 64
-"""Chunks of one request to the node."""
+"""The most chunks of one request to the node."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Offload:
         self._known: dict[bytes, bool | None] = {}
         self._asked: list[bytes] = []
         self._finished: list[Finished] = []
+        self._refusals: set[str] = set()
         self._jobs: set[Future[None]] = set()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="larder-offload")
 
@@ -150,14 +151,20 @@ class Offload:
         """Reports the job's end to the engine after any failure."""
         started, done = time.monotonic(), []
         try:
-            for start in range(0, len(keys), AT_ONCE):
+            start, at_once = 0, AT_ONCE
+            while start < len(keys):
                 node = self._node.current()
                 if node is None:
                     break
+                end = min(start + at_once, len(keys))
                 try:
-                    done += move(node, keys[start : start + AT_ONCE], rows[start : start + AT_ONCE])
+                    done += move(node, keys[start:end], rows[start:end])
                 except larder_kv.LarderError as error:
+                    if is_too_large(error) and end - start > 1:
+                        at_once = (end - start) // 2
+                        continue
                     self._heard(node, error)
+                start = end
         except BaseException:
             logger.exception("an offloading job failed")
         ended = Finished(
@@ -209,6 +216,12 @@ class Offload:
     def _heard(self, node: Open, error: larder_kv.LarderError) -> None:
         if isinstance(error, LOST):
             self._node.lost(node)
+        elif isinstance(error, larder_kv.RefusedError):
+            with self._lock:
+                is_new = str(error) not in self._refusals and len(self._refusals) < MOST_REASONS
+                self._refusals.update([str(error)] if is_new else [])
+            if is_new:
+                logger.warning("chunks are not stored or loaded: %s", error)
 
 
 def chain(node: Open, keys: Sequence[bytes]) -> larder_kv.Chain:

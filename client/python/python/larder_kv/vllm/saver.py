@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import larder_kv
-from larder_kv.link import LOST
+from larder_kv.link import LOST, MOST_REASONS, is_too_large
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import hand_over_layer
 from larder_kv.vllm.memory import ChunkBlocks, Memory, MemoryLayer, Pages
@@ -25,6 +25,10 @@ TOKEN_FIRST_SECONDS = 0.003
 the interpreter's lock and the processors for that."""
 
 
+RESERVED_PARTS = 4
+"""The most half windows of chunks for which room is taken at once."""
+
+
 @dataclass
 class SaveJob:
     """A save that is waiting or under way."""
@@ -33,6 +37,8 @@ class SaveJob:
     gate: LayerGate
     """The layers that the step has computed."""
     cancelled: bool = False
+    saved: int = 0
+    """Chunks that the node has by now, from the first on."""
     chunks: int = field(init=False)
     not_before: float = field(init=False)
 
@@ -43,12 +49,15 @@ class SaveJob:
 
 class HandOver:
     """The chunks of one request, handed over layer by layer ahead of their commit, in the pools that the engine has of each
-    chunk."""
+    chunk. If the node has no room for all of them at once, those that fit are handed over; the others are saved later."""
 
     def __init__(self, memory: Memory, shape: Shape, counts: Counts, copying: threading.Lock) -> None:
         self._memory, self._shape, self._counts, self._copying = memory, shape, counts, copying
         self.node: Open | None = None
+        # None while the node has no room.
         self._reservation: larder_kv.Reservation | None = None
+        # Chunks of the save that are handed over, or that the node had, from the first on.
+        self._end = 0
         # For each chunk to save: its blocks, by group.
         self._blocks: list[tuple[list[int], ...]] = []
         # The chunks to write, with their pools.
@@ -56,19 +65,19 @@ class HandOver:
 
     def begin(self, node: Open, job: SaveJob) -> bool:
         """Takes room for the chunks that the node does not have; a later session cannot continue with this room."""
-        save, session = job.save, node.session
-        chain = node.namespace.chain(save.hashes).part(save.first_chunk)
-        self.node, self._blocks = node, [blocks_of_chunk(save, self._shape, at) for at in range(len(chain))]
-        pools = [self._memory.pools_there(blocks) for blocks in self._blocks] if save.others else None
-        self._reservation = session.reserve(
-            node.namespace, chain, priority=save.priority, attempt=save.attempt or 0, pools=pools
-        )
+        self.node, self._blocks = node, blocks_of(job, self._shape)
+        try:
+            self._reservation, self._end = reserve(node, job, self._memory, self._blocks, job.chunks)
+        except larder_kv.BusyError:
+            return True
         self._written = list(zip(self._reservation.chunks, self._reservation.pools, strict=True))
         return True
 
     def give(self, node: Open, job: SaveJob, of: MemoryLayer) -> bool:
         """Hands a computed layer over; False if the request's blocks are about to be overwritten."""
-        assert self.node is not None and self._reservation is not None
+        if self._reservation is None:
+            return True
+        assert self.node is not None
         job.gate.wait(of.number)
         chunks = [chunk for chunk, pools in self._written if of.pool in pools]
         at_once = max(_window_bytes(node.session) * of.pages.layers // (2 * of.pages.block_bytes), 1)
@@ -79,13 +88,14 @@ class HandOver:
 
     def finish(self, node: Open, job: SaveJob) -> bool:
         """Commits the chunks that were handed over; False if the node does not keep them."""
-        assert self.node is not None and self._reservation is not None
         if self._written:
+            assert self.node is not None and self._reservation is not None
             written = [chunk for chunk, _ in self._written]
             if self.node.session.commit_handed_over(self._reservation, written) < len(written):
                 return False
             self._counts.add("handed_over_chunks", len(self._written))
             self._counts.add("saved_bytes", sum(self._memory.bytes_of_chunk(pools) for _, pools in self._written))
+        job.saved = self._end
         return True
 
     def _copy(self, job: SaveJob, layers: Pages, staged: larder_kv.StagedLayers, pages: list[int]) -> bool:
@@ -102,6 +112,7 @@ class Saver:
         self._node, self._memory, self._shape, self._counts = node, memory, shape, counts
         self._queue_chunks = queue_chunks
         self._warned = False
+        self._refusals: set[str] = set()
         self._lock = threading.Lock()
         self._copying = threading.Lock()
         self._jobs: list[SaveJob] = []
@@ -187,7 +198,9 @@ class Saver:
                 self._ended.append(save.number)
 
     def _end(self, job: SaveJob, reason: str | None) -> None:
-        self._counts.add(reason or "saved_chunks", job.chunks)
+        self._counts.add("saved_chunks", job.saved)
+        if reason is not None:
+            self._counts.add(reason, job.chunks - job.saved)
         self._leave(job.save)
         with self._lock:
             self._jobs.remove(job)
@@ -213,8 +226,16 @@ class Saver:
                 else:
                     self._end(job, reason)
             begun = going
+        left = []
         for job, hand_over in begun:
-            self._end(job, self._save(job, hand_over.finish, hand_over.node))
+            reason = self._save(job, hand_over.finish, hand_over.node)
+            if reason is None and job.saved < job.chunks:
+                left.append((job, hand_over.node))
+            else:
+                self._end(job, reason)
+        # When no hand-over holds room any more.
+        for job, node in left:
+            self._end(job, self._save(job, self._write, node))
 
     def _save(
         self, job: SaveJob, write: Callable[[Open, SaveJob], bool], begun: Open | None = None
@@ -237,6 +258,9 @@ class Saver:
                     "nothing is saved: %s. Raise `window_bytes`, here and in the node's configuration for its tenant", error
                 )
             return "shed_chunks_room"
+        except larder_kv.RefusedError as error:
+            self._refused(error)
+            return "shed_chunks_refused"
         except larder_kv.LarderError as error:
             if isinstance(error, LOST):
                 self._node.lost(node)
@@ -247,16 +271,36 @@ class Saver:
             return "shed_chunks_node"
         return None if done else "shed_chunks_gone"
 
+    def _refused(self, error: larder_kv.RefusedError) -> None:
+        """Logs each reason of a refusal once."""
+        reason = str(error)
+        if reason not in self._refusals and len(self._refusals) < MOST_REASONS:
+            self._refusals.add(reason)
+            logger.warning("chunks are not saved: %s", reason)
+
     def _write(self, node: Open, job: SaveJob) -> bool:
-        """Writes the chunks that the node does not have, half a window at a time; False if cancelled, or if not all are
-        kept."""
-        save, session = job.save, node.session
-        chain = node.namespace.chain(save.hashes).part(save.first_chunk)
-        blocks = [blocks_of_chunk(save, self._shape, position) for position in range(len(chain))]
-        pools = [self._memory.pools_there(one) for one in blocks] if save.others else None
-        reservation = session.reserve(node.namespace, chain, priority=save.priority, pools=pools)
-        at_once = max(_window_bytes(session) // (2 * self._memory.chunk_bytes), 1)
-        positions = reservation.chunks
+        """Writes the chunks that are not saved yet and that the node does not have; False if cancelled, or if not all are kept.
+        Each part of them is committed before room is taken for the next: no save needs room for all its chunks at once."""
+        blocks = blocks_of(job, self._shape)
+        at_once = max(_window_bytes(node.session) // (2 * self._memory.chunk_bytes), 1)
+        while job.saved < job.chunks:
+            end = min(job.saved + RESERVED_PARTS * at_once, job.chunks)
+            reservation, end = reserve(node, job, self._memory, blocks, end)
+            if not self._write_part(node, job, reservation, blocks[job.saved : end], at_once):
+                return False
+            job.saved = end
+        return True
+
+    def _write_part(
+        self,
+        node: Open,
+        job: SaveJob,
+        reservation: larder_kv.Reservation,
+        blocks: Sequence[tuple[list[int], ...]],
+        at_once: int,
+    ) -> bool:
+        """Writes the reserved chunks, `at_once` of them at a time; `blocks` are those of each chunk of the reservation's chain."""
+        session, positions = node.session, reservation.chunks
         for start in range(0, len(positions), at_once):
             part = positions[start : start + at_once]
             staged = session.stage_chunks(reservation, part)
@@ -278,11 +322,31 @@ class Saver:
             return not job.cancelled
 
 
-def blocks_of_chunk(save: Save, shape: Shape, position: int) -> tuple[list[int], ...]:
-    """The blocks of a chunk that is saved, by group."""
-    pages = shape.pages_per_chunk
-    first = save.pages[position * pages : (position + 1) * pages]
-    return (first, *save.others[position]) if save.others else (first,)
+def reserve(
+    node: Open, job: SaveJob, memory: Memory, blocks: Sequence[tuple[list[int], ...]], end: int
+) -> tuple[larder_kv.Reservation, int]:
+    """Reserves the chunks of a save that are not saved yet, up to `end`, or fewer if the node says that they are too many for one
+    reservation. Returns the reservation and the end of its chunks."""
+    save, first = job.save, job.saved
+    chain = node.namespace.chain(save.hashes).part(save.first_chunk)
+    while True:
+        pools = [memory.pools_there(one) for one in blocks[first:end]] if save.others else None
+        try:
+            reservation = node.session.reserve(
+                node.namespace, chain.part(first, end), priority=save.priority, attempt=save.attempt or 0, pools=pools
+            )
+            return reservation, end
+        except larder_kv.RefusedError as error:
+            if not is_too_large(error) or end - first == 1:
+                raise
+            end = first + (end - first) // 2
+
+
+def blocks_of(job: SaveJob, shape: Shape) -> list[tuple[list[int], ...]]:
+    """The blocks of each chunk of a save, by group."""
+    save, pages = job.save, shape.pages_per_chunk
+    first = [save.pages[at * pages : (at + 1) * pages] for at in range(job.chunks)]
+    return [(own, *save.others[at]) if save.others else (own,) for at, own in enumerate(first)]
 
 
 def _window_bytes(session: larder_kv.Session) -> int:
