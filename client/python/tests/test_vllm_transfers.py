@@ -7,8 +7,12 @@ from dataclasses import replace
 import larder_kv
 import pytest
 from conftest import FakeGpu, spec, standing_still, start_cluster, take_all_memory, until
+from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.memory import Memory, PoolMemory
+from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Load, Save, Shape
+from larder_kv.vllm.prefetch import Prefetch, Prefetcher
+from larder_kv.vllm.settings import Settings
 from larder_kv.vllm.transfer import LayerGate
 from ranks import RankThreads, paged, purge_before_commits
 
@@ -341,3 +345,80 @@ def test_a_prefetch_waits_no_longer_than_a_request_may_take(cluster, monkeypatch
     rank.prefetcher.start("b", hashes(1), 1_000, False)
     assert asked == [2.0]
     rank.close()
+
+
+LONG = 8_192
+
+
+class LongPrompts:
+    """A node that has all chunks of one long prompt, and the prefetches of an engine beside it."""
+
+    def __init__(self):
+        self.cluster = start_cluster("--nodes", "1", "--arena-bytes", "256MiB")
+        same = spec("long", hash_algorithm="sha256_cbor", hash_seed="test", pools=[larder_kv.Pool(layers=1, layer_bytes=64)])
+        writer = larder_kv.Session(self.cluster.sockets[0])
+        namespace = writer.register(same)
+        self.names = [number.to_bytes(32, "big") for number in range(LONG)]
+        reservation = writer.reserve(namespace, namespace.chain(self.names))
+        staged = writer.stage_chunks(reservation, reservation.chunks)
+        larder_kv.StagedChunk.copy_all(staged, [bytes(64)] * LONG)
+        assert writer.commit(reservation, staged) == LONG
+        self.counts, settings = Counts(), Settings(socket=self.cluster.sockets[0])
+        self.node = Node(lambda: larder_kv.Session(self.cluster.sockets[0], window_bytes=0), same, [0], 0.01)
+        self.node.wait_for_first_try(10)
+        self.prefetcher = Prefetcher(self.node, self.counts, settings)
+
+    def start(self, name: str) -> Prefetch:
+        return self.prefetcher.start(name, self.names, LONG * 32 + 1, False)
+
+    def lease(self) -> larder_kv.Lease:
+        """A lease of the engine's session beside its prefetches, as for a load."""
+        opened = self.node.current()
+        return opened.session.lease(opened.namespace, opened.namespace.chain(self.names))
+
+    def close(self) -> None:
+        self.prefetcher.close()
+        self.node.close()
+        self.cluster.stop()
+
+
+@pytest.fixture
+def long_prompts():
+    made = LongPrompts()
+    yield made
+    made.close()
+
+
+def test_waiting_requests_hold_no_more_than_a_part_of_what_a_session_may(long_prompts):
+    """Ten waiting prompts have more chunks than the node grants one session."""
+    asked = [long_prompts.start(str(number)) for number in range(10)]
+
+    def ended() -> int:
+        long_prompts.prefetcher.go_on()
+        return sum(one.chunks is not None for one in asked)
+
+    until(lambda: ended() >= 4)
+    assert sum(one.lease is not None for one in asked) == 4
+    for one in asked:
+        until(lambda one=one: long_prompts.prefetcher.look(one, 0.1) is not None)
+        assert one.chunks == LONG and one.lease is not None
+        long_prompts.prefetcher.drop(one.request)
+    assert long_prompts.counts.take() == {"lookups": 10, "found_tokens": 10 * LONG * 32}
+
+
+def test_a_prompt_whose_chunks_the_node_could_not_lease_for_now_is_asked_for_again(long_prompts):
+    loading = [long_prompts.lease() for _ in range(8)]
+    asked = long_prompts.start("a")
+    until(lambda: long_prompts.prefetcher.look(asked, 0.1) is None and asked.busy_until is not None)
+    for lease in loading:
+        lease.release()
+    until(lambda: long_prompts.prefetcher.look(asked, 0.1) == LONG)
+    assert long_prompts.counts.take() == {"lookups": 1, "found_tokens": LONG * 32}
+
+
+def test_a_prompt_is_not_asked_for_without_end_at_a_node_that_stays_busy(long_prompts, monkeypatch):
+    monkeypatch.setattr(long_prompts.prefetcher, "_settings", Settings(socket="", timeout_seconds=0.1))
+    loading = [long_prompts.lease() for _ in range(8)]
+    asked = long_prompts.start("a")
+    until(lambda: long_prompts.prefetcher.look(asked, 0.01) == 0)
+    assert loading and long_prompts.counts.take() == {"lookups": 1, "lookups_failed": 1}

@@ -1,10 +1,15 @@
 """Prefetches of requests that wait to be scheduled. The scheduler sends each request to the node as it comes, and asks for the
-outcome when the request's turn comes. A thread waits only for a prompt that another engine computes."""
+outcome when the request's turn comes. A thread waits only for a prompt that another engine computes.
+
+The leases of waiting requests are bounded, since a node grants a session only so many: further requests wait for their prefetch,
+or begin it when their turn comes."""
 
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 
 import larder_kv
 from larder_kv.link import LOST
@@ -15,6 +20,10 @@ from larder_kv.vllm.settings import Settings
 
 logger = logging.getLogger("vllm.larder")
 
+HELD_BLOCKS = 32_768
+"""The most blocks that waiting requests hold: half of what a node grants a session by default (`session.max_leased_blocks`). The
+other half is for requests that load."""
+
 
 @dataclass
 class Prefetch:
@@ -22,6 +31,8 @@ class Prefetch:
 
     request: str
     hashes: list[bytes]
+    prompt_tokens: int
+    preempted: bool
     writer: Writer | None = None
     """The engine that computes the chunks that are not cached yet."""
     node: Open | None = None
@@ -41,6 +52,12 @@ class Prefetch:
     """Set when the thread that follows a writer has set `chunks`."""
     was_waited_for: bool = False
     """Whether a step has waited for this prefetch."""
+    blocks: int = 0
+    """Blocks that it holds, or may hold when it ends, while its request waits."""
+    not_before: float = 0.0
+    """When the node, which was busy, may be asked again."""
+    busy_until: float | None = None
+    """When a busy node is asked no more; None if the node was not busy."""
 
 
 class Prefetcher:
@@ -51,40 +68,45 @@ class Prefetcher:
         self._known: dict[str, Prefetch] = {}
         self._dropping = threading.Lock()
         self._prefetches: tuple[Open, larder_kv.Prefetches] | None = None
+        # In the order of their arrival: prefetches to be begun, and those that the node has not ended, or whose end is not known.
+        self._to_begin: dict[str, Prefetch] = {}
+        self._under_way: dict[str, Prefetch] = {}
+        self._held_blocks = 0
         # A prompt that another engine computes may take long, so it has a thread of its own.
         self._handoffs = ThreadPoolExecutor(settings.handoffs, thread_name_prefix="larder-handoff")
 
     def start(
         self, request: str, hashes: list[bytes], prompt_tokens: int, preempted: bool, writer: Writer | None = None
     ) -> Prefetch:
-        """Begins to bring a request's prefix. Without a node or a full chunk there is nothing to bring."""
+        """Begins to bring a request's prefix, at once or when earlier requests hold less. Without a node or a full chunk there is
+        nothing to bring."""
         self.drop(request)
-        prefetch = self._known[request] = Prefetch(request, hashes, writer)
+        prefetch = self._known[request] = Prefetch(request, hashes, prompt_tokens, preempted, writer)
         prefetch.node = node = self._node.current()
         if node is None or not hashes:
             self._counts.add("lookups_without_node" if hashes else "short_prompts")
             prefetch.chunks = 0
             return prefetch
         self._counts.add("lookups")
-        try:
-            prefetch.pending = self._prefetches_of(node).start(
-                node.namespace,
-                node.namespace.chain(hashes),
-                # The node answers after this time at the latest: a later answer would count as none.
-                patience=min(self._settings.prefetch_seconds, self._settings.timeout_seconds / 2),
-                prompt_tokens=prompt_tokens,
-                preempted=preempted,
-                prefill_tokens_per_second=self._settings.prefill_tokens_per_second,
-                request=request,
-            )
-        # A panic of the native part is no `Exception`, and the engine must outlive it.
-        except BaseException as error:
-            self._failed(prefetch, error)
-            prefetch.chunks = 0
+        if writer is None:
+            self._to_begin[request] = prefetch
+            self.go_on()
             return prefetch
-        if writer is not None:
+        self._begin(prefetch, node)
+        if prefetch.chunks is None:
             self._handoffs.submit(self._follow_writer, prefetch, writer)
         return prefetch
+
+    def go_on(self) -> None:
+        """Hears which prefetches have ended, and begins others as far as there is room: a few of each. Never waits."""
+        # The node brings `prefetches` at a time, in the order of their beginning.
+        few = 2 * self._settings.prefetches
+        for prefetch in list(islice(self._under_way.values(), few)):
+            self._hear(prefetch, 0)
+        now = time.monotonic()
+        for prefetch in list(islice(self._to_begin.values(), few)):
+            if prefetch.not_before <= now and not self._begin_one(prefetch):
+                break
 
     def find(self, request: str) -> Prefetch | None:
         """The request's prefetch, if one was started."""
@@ -95,15 +117,26 @@ class Prefetcher:
         if prefetch.chunks is None:
             if prefetch.writer is not None:
                 prefetch.followed.wait(seconds)
-            else:
-                prefetch.chunks = self._take(prefetch, seconds)
+            elif prefetch.request in self._under_way:
+                self._hear(prefetch, seconds)
+            elif (pause := prefetch.not_before - time.monotonic()) > 0:
+                time.sleep(min(pause, seconds))
+            elif self._begin_one(prefetch) and prefetch.request in self._under_way:
+                self._hear(prefetch, seconds)
         return prefetch.chunks
+
+    def loads(self, prefetch: Prefetch) -> None:
+        """Notes that a request waits no more: its blocks are being loaded."""
+        self._hold(prefetch, 0)
 
     def drop(self, request: str) -> None:
         """Gives back what a request holds: its prefix was loaded, or the request is gone."""
         prefetch = self._known.pop(request, None)
         if prefetch is None:
             return
+        self._to_begin.pop(request, None)
+        self._under_way.pop(request, None)
+        self._hold(prefetch, 0)
         with self._dropping:
             prefetch.dropped = True
         release(prefetch)
@@ -117,19 +150,82 @@ class Prefetcher:
             self.drop(request)
         self._prefetches = None
 
+    def _begin_one(self, prefetch: Prefetch) -> bool:
+        """Begins a prefetch that has not begun; False if there is no room for it yet."""
+        if prefetch.node is None or not self._begin(prefetch, prefetch.node):
+            return False
+        self._to_begin.pop(prefetch.request, None)
+        return True
+
+    def _hold(self, prefetch: Prefetch, blocks: int) -> None:
+        self._held_blocks += blocks - prefetch.blocks
+        prefetch.blocks = blocks
+
+    def _begin(self, prefetch: Prefetch, node: Open) -> bool:
+        """Sends a prefetch to the node; one that cannot be sent brings no chunk. Returns False if waiting requests hold too much.
+        The number of threads bounds the prompts that other engines compute."""
+        is_bounded = prefetch.writer is None
+        try:
+            blocks = len(prefetch.hashes) * node.namespace.blocks_per_chunk
+            if is_bounded and 0 < self._held_blocks and self._held_blocks + blocks > HELD_BLOCKS:
+                return False
+            prefetch.pending = self._prefetches_of(node).start(
+                node.namespace,
+                node.namespace.chain(prefetch.hashes),
+                # The node answers after this time at the latest: a later answer would count as none.
+                patience=min(self._settings.prefetch_seconds, self._settings.timeout_seconds / 2),
+                prompt_tokens=prefetch.prompt_tokens,
+                preempted=prefetch.preempted,
+                prefill_tokens_per_second=self._settings.prefill_tokens_per_second,
+                request=prefetch.request,
+            )
+        # A panic of the native part is no `Exception`, and the engine must outlive it.
+        except BaseException as error:
+            self._failed(prefetch, error)
+            prefetch.chunks = 0
+            return True
+        if is_bounded:
+            self._under_way[prefetch.request] = prefetch
+            self._hold(prefetch, blocks)
+        return True
+
+    def _hear(self, prefetch: Prefetch, seconds: float) -> int | None:
+        """Takes the result of a prefetch under way, if it ends within `seconds`."""
+        try:
+            prefetch.chunks = self._take(prefetch, seconds)
+        except larder_kv.BusyError as error:
+            now = time.monotonic()
+            prefetch.busy_until = prefetch.busy_until or now + self._settings.timeout_seconds
+            prefetch.pending, prefetch.not_before = None, now + error.retry_after
+            del self._under_way[prefetch.request]
+            self._hold(prefetch, 0)
+            if now < prefetch.busy_until:
+                self._to_begin[prefetch.request] = prefetch
+                return None
+            self._failed(prefetch, error)
+            prefetch.chunks = 0
+        if prefetch.chunks is not None:
+            self._under_way.pop(prefetch.request, None)
+            held = prefetch.lease.chunks if prefetch.lease is not None else 0
+            blocks_per_chunk = prefetch.node.namespace.blocks_per_chunk if prefetch.node is not None else 0
+            self._hold(prefetch, held * blocks_per_chunk)
+        return prefetch.chunks
+
     def _prefetches_of(self, node: Open) -> larder_kv.Prefetches:
         if self._prefetches is None or self._prefetches[0] is not node:
             self._prefetches = node, larder_kv.Prefetches(node.session, self._settings.prefetches)
         return self._prefetches[1]
 
     def _take(self, prefetch: Prefetch, seconds: float) -> int | None:
-        """Takes the lease, and returns its chunks."""
+        """Takes the lease, and returns its chunks. Raises `BusyError` if the node grants no lease for now."""
         pending = prefetch.pending
         if pending is None:
             # The prefetch was dropped meanwhile.
             return 0
         try:
             outcome = pending.wait(seconds)
+        except larder_kv.BusyError:
+            raise
         except BaseException as error:
             self._failed(prefetch, error)
             return 0
@@ -151,7 +247,11 @@ class Prefetcher:
         """Takes the lease, and follows the chunks after it until their first layer is there."""
         chunks = None
         while chunks is None and not prefetch.dropped:
-            chunks = self._take(prefetch, LOOK_AGAIN_SECONDS)
+            try:
+                chunks = self._take(prefetch, LOOK_AGAIN_SECONDS)
+            except larder_kv.BusyError as error:
+                self._failed(prefetch, error)
+                chunks = 0
         if chunks is not None and prefetch.lease is not None and chunks < len(prefetch.hashes):
             try:
                 chunks += self._follow(prefetch, writer, chunks)

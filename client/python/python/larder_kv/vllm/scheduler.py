@@ -162,6 +162,7 @@ class SchedulerHalf:
             assert self._held is not None, "vLLM binds its blocks before the first request"
             load = load_all_groups(self.shape, load, computed, computed + tokens, block_ids, self._held.null)
         self._planned.append(load)
+        self._prefetcher.loads(prefetch)
         step = None if self.settings.load == "async" else self._step + 1
         self._loading[name] = Loading(step, frozenset(load.pages))
         saved = self._saved.get(name)
@@ -194,6 +195,7 @@ class SchedulerHalf:
         plan.preempted, plan.finished = preempted, self._finished
         self._planned, self._finished = [], []
         self._patience = IDLE_SECONDS if self._is_idle else BUSY_SECONDS
+        self._prefetcher.go_on()
         if self._saves and output.kv_connector_block_state is not None:
             for name, tokens in output.num_scheduled_tokens.items():
                 save = self._plan_save(name, tokens, output.kv_connector_block_state)
