@@ -83,6 +83,13 @@ macro_rules! sessions {
                 Ok(self.open.session()?.window_bytes())
             }
 
+            /// Whether the session goes on: False once it was closed, or its node has stopped or ended it. A node that does not
+            /// answer ends no session.
+            #[getter]
+            fn is_open(&self) -> PyResult<bool> {
+                self.open.is_open()
+            }
+
             /// Bytes that the session has copied so far.
             fn stats(&self) -> PyResult<Stats> {
                 Ok(self.open.session()?.counters().into())

@@ -65,6 +65,15 @@ impl Open {
         session.clone().ok_or_else(|| released("session"))
     }
 
+    /// Whether the session was not closed, and its node has not ended it.
+    ///
+    /// # Errors
+    /// `ForkedError`.
+    pub(crate) fn is_open(&self) -> PyResult<bool> {
+        let session = self.session.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(session.as_ref().is_some_and(Session::is_open))
+    }
+
     /// # Errors
     /// `ForkedError`.
     pub(crate) fn close(&self) -> PyResult<()> {

@@ -109,7 +109,7 @@ def test_where_a_lease_covers_a_part_the_rest_is_leased_too(rank):
     class Short:
         """A session whose leases cover at most two keys, since an answer has limits."""
 
-        session = rank.link.current().session
+        session, is_open = rank.link.current().session, True
 
         def lease(self, namespace, chain):
             return self.session.lease(namespace, chain.part(0, min(len(chain), 2)))

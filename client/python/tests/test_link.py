@@ -3,7 +3,7 @@
 import logging
 import threading
 
-from conftest import until
+from conftest import start_cluster, until
 from larder_kv.link import MOST_REASONS, Link
 from larder_kv.vllm.plan import Load
 from test_vllm_transfers import Rank, hashes
@@ -124,3 +124,19 @@ def test_a_link_that_is_told_to_begin_while_it_opens_a_session_opens_another():
     told.set()
     until(lambda: link.current() == 2)
     link.close()
+
+
+def test_a_link_opens_another_session_once_the_node_has_ended_the_first(tmp_path):
+    """Nobody has to ask the ended session for anything."""
+    own = start_cluster("--nodes", "1", "--arena-bytes", "16MiB", "--dir", str(tmp_path))
+    rank = Rank(own.sockets[0], "ended")
+    first = rank.node.current()
+    assert first.session.is_open
+    own.stop()
+    until(lambda: not first.session.is_open)
+    assert rank.node.current() is None
+    again = start_cluster("--nodes", "1", "--arena-bytes", "16MiB", "--dir", str(tmp_path))
+    until(lambda: rank.node.current() is not None)
+    assert rank.node.current() is not first
+    rank.close()
+    again.stop()

@@ -253,3 +253,10 @@ def test_a_reservation_says_which_pools_will_be_written(session):
         session.stage_layers(reservation, [0, 1], 0, 1, pool=1)
     staged = [session.stage(reservation, position) for position in reservation.chunks]
     assert [chunk.blocks for chunk in staged] == [[0], [0, 1]], "what every chunk has is written whether named or not"
+
+
+def test_a_session_says_that_it_was_closed(cluster):
+    session = larder_kv.Session(cluster.sockets[0], window_bytes=0)
+    assert session.is_open
+    session.close()
+    assert not session.is_open

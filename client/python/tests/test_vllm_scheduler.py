@@ -8,7 +8,7 @@ from typing import Any
 import larder_kv
 import pytest
 from absent import absent_packages
-from conftest import spec, until
+from conftest import Cluster, spec, start_cluster, until
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Save, Shape
 from larder_kv.vllm.published import Stored
@@ -249,3 +249,31 @@ def test_names_with_a_salt_differ_in_every_chunk_and_stay_the_same():
     )
     assert max(Counter(plain + one + other).values()) == 1 and {len(name) for name in one} == {32}
     assert Shape(SHAPE.chunk_tokens, SHAPE.block_tokens, salt=b"a").chunk_hashes(hashes) == one
+
+
+def test_requests_that_wait_while_their_node_restarts_hit_what_the_new_one_has(scheduler_half, tmp_path):
+    """A request whose prefetch had ended is not told of chunks that went with the old node."""
+
+    def start() -> Cluster:
+        return start_cluster("--nodes", "1", "--arena-bytes", "16MiB", "--dir", str(tmp_path))
+
+    def save_prompt(scheduled: Scheduled) -> None:
+        until(lambda: scheduled.half._node.current() is not None and scheduled.rank.node.current() is not None)
+        request = Request("first", 2)
+        scheduled.comes(request)
+        scheduled.save(scheduled.step(request).saves)
+        scheduled.half.finished(request)
+
+    own = start()
+    scheduled = Scheduled(scheduler_half, own.sockets[0], "restart")
+    save_prompt(scheduled)
+    waiting = Request("b", 2)
+    assert scheduled.comes(waiting) == 2 * SHAPE.chunk_tokens
+    own.stop()
+    until(lambda: scheduled.half._node.current() is None)
+    assert scheduled.found(waiting) == 0, "its chunks are gone"
+    own = start()
+    save_prompt(scheduled)
+    assert scheduled.found(waiting) == 2 * SHAPE.chunk_tokens, "it is asked for again"
+    scheduled.close()
+    own.stop()

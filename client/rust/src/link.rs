@@ -221,6 +221,11 @@ impl Link {
         if sent { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
     }
 
+    /// Whether the session goes on, as far as is known.
+    pub(crate) fn is_open(&self) -> bool {
+        lock(&self.state).open
+    }
+
     /// The error of a request of a session that is over.
     pub(crate) fn closed(&self) -> SessionError {
         SessionError::Closed { reason: lock(&self.state).last_words.clone() }

@@ -126,6 +126,13 @@ impl Session {
         self.link.welcome.window_bytes
     }
 
+    /// Whether the session goes on: false once its node has stopped, closed it or broken the protocol. A node that no longer
+    /// answers ends no session. The session notices its end at once while a task receives, otherwise with its next request.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.link.is_open()
+    }
+
     /// Bytes that the session copied so far.
     #[must_use]
     pub fn counters(&self) -> Counters {

@@ -18,6 +18,15 @@ MOST_REASONS = 16
 """Limit of different reasons that are logged, for instance while a node is absent."""
 
 
+def goes_on(session: larder_kv.Session) -> bool:
+    """Whether a session goes on, as far as is known."""
+    try:
+        return session.is_open
+    except larder_kv.ForkedError:
+        # Each request says so.
+        return True
+
+
 def is_too_large(error: larder_kv.LarderError) -> bool:
     """Whether the node asks for smaller parts."""
     return isinstance(error, larder_kv.RefusedError) and error.code == "too_large"
@@ -57,9 +66,12 @@ class Link(Generic[T]):
         count: Callable[[str], None] = uncounted,
         *,
         begins: bool = True,
+        is_open: Callable[[T], bool] = lambda _: True,
     ) -> None:
-        """Calls `count` with "failed_connects" for each failed try. A link with `begins=False` waits for `begin`."""
+        """Calls `count` with "failed_connects" for each failed try. A link with `begins=False` waits for `begin`. `is_open` says at
+        once whether a session goes on."""
         self._connect, self._reconnect_seconds, self._logger, self._count = connect, reconnect_seconds, logger, count
+        self._is_open = is_open
         self._opened: T | None = None
         self._wanted = threading.Event()
         self._tried = threading.Event()
@@ -78,7 +90,11 @@ class Link(Generic[T]):
         self._tried.wait(seconds)
 
     def current(self) -> T | None:
-        """The session, if one is open."""
+        """The session, if one is open. The first call after its end tells the link."""
+        opened = self._opened
+        if opened is None or self._is_open(opened):
+            return opened
+        self.lost(opened)
         return self._opened
 
     def lost(self, opened: T) -> None:

@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal, Self, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import larder_kv
-from larder_kv.link import Link, Opened
+from larder_kv.link import Link, Opened, goes_on
 
 S = TypeVar("S")
 
@@ -189,7 +189,7 @@ class NodeSettings:
         def connect() -> Opened:
             return Opened(self.open_session(client, self.window_bytes, self.device))
 
-        return Link(connect, self.reconnect_seconds, logger, count)
+        return Link(connect, self.reconnect_seconds, logger, count, is_open=lambda opened: goes_on(opened.session))
 
     def open_session(self, client: str, window_bytes: int, device: int | None) -> larder_kv.Session:
         """Opens a session as `client` at the actor `device`."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import larder_kv
-from larder_kv.link import Link, uncounted
+from larder_kv.link import Link, goes_on, uncounted
 
 logger = logging.getLogger("vllm.larder")
 
@@ -38,4 +38,6 @@ class Node(Link[Open]):
             session = open_session()
             return Open(session, session.register(spec, slices=slices))
 
-        super().__init__(connect, reconnect_seconds, logger, count, begins=begins)
+        super().__init__(
+            connect, reconnect_seconds, logger, count, begins=begins, is_open=lambda opened: goes_on(opened.session)
+        )

@@ -229,14 +229,17 @@ class Prefetcher:
         except BaseException as error:
             self._failed(prefetch, error)
             return 0
-        if outcome is None and prefetch.node is self._node.current():
-            return None
-        if outcome is None:
-            # The node was lost meanwhile. Prefetches that wait for their turn there would time out one after the other.
+        if prefetch.node is not self._node.current():
+            # The node was lost meanwhile. Prefetches that wait for their turn there would time out one after the other, and the
+            # chunks of a lease may be gone.
             prefetch.pending = None
             pending.cancel()
+            if outcome is not None:
+                outcome[1].release()
             self._counts.add("lookups_failed")
             return 0
+        if outcome is None:
+            return None
         found, prefetch.lease = outcome
         prefetch.pending = None
         prefetch.spans = [(span.start, span.end, span.tier) for span in found.spans]

@@ -135,7 +135,8 @@ class SchedulerHalf:
         if not self._may_load(request) or name in self._unlucky or name not in self._requests:
             return 0, False
         prefetch = self._prefetcher.find(name)
-        if prefetch is None:
+        # A later session knows nothing of the chunks that an earlier one holds.
+        if prefetch is None or prefetch.node is not self._node.current():
             prefetch = self._start(request)
         found = self._look(prefetch)
         if found is None:
