@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+from dataclasses import replace
 
 import larder_kv
 import pytest
@@ -129,6 +130,34 @@ def ranks(cluster, fake_gpu, request):
         rank.close()
 
 
+def test_a_routers_second_attempt_ends_its_first_one_on_the_same_actor(ranks, cluster, request):
+    """A router numbers its attempts from 0."""
+    hangs, decode = ranks
+    first, second = attempt_of({"do_remote_decode": True}), attempt_of({"do_remote_decode": True, "remote_attempt": 1})
+    never, computed = LayerGate(RANK_LAYERS), LayerGate(RANK_LAYERS)
+    hangs.saver.save_soon([Save("a", hashes(1), 0, [0, 1], first)], never)
+    never.open(0)
+    follow = decode.prefetcher.start("a", hashes(1), 1_000, False, writer_at(hangs))
+    until(lambda: follow.chunks == 1)
+    decode.prefetcher.drop("a")
+    again = Rank(cluster.sockets[0], request.node.name)
+    again.fill(0, 10)
+    again.fill(1, 20)
+    again.saver.save_soon([Save("a", hashes(1), 0, [0, 1], second)], computed)
+    computed.open_all()
+    until(lambda: again.counts.take().get("handed_over_chunks") == 1)
+    writer = replace(writer_at(again), attempt=second)
+    follow = decode.prefetcher.start("a", hashes(1), 1_000, False, writer)
+    until(lambda: follow.chunks == 1)
+    decode.loader.load_soon([Load("a", hashes(1), 0, [3, 4], writer)])
+    until(lambda: decode.loader.take_done() == {"a"})
+    assert (decode.values(3), decode.values(4)) == ([10, 11, 12], [20, 21, 22])
+    never.open_all()
+    until(lambda: not hangs.saver.is_reading("a"))
+    assert hangs.counts.take() == {"shed_chunks_refused": 1}, "its late layers are refused"
+    again.close()
+
+
 def test_decode_loads_layers_while_prefill_computes_them(ranks):
     prefill, decode = ranks
     for page in range(4):
@@ -224,7 +253,7 @@ def test_the_answer_of_a_prefill_is_what_its_decode_asks_with(session):
     assert params_for_decode(None, 0, hashes(2)) is None
 
 
-@pytest.mark.parametrize("wrong", ["abc", [1], float("inf"), {}, -1, 1 << 64, True])
+@pytest.mark.parametrize("wrong", ["abc", [1], float("inf"), {}, -1, (1 << 64) - 1, 1 << 64, True])
 def test_wrong_parameters_of_a_client_raise_nothing(wrong):
     """vLLM ends if its connector raises an error for a request."""
     assert attempt_of({"do_remote_decode": True, "remote_attempt": wrong}) == 0

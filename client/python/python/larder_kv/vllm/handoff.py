@@ -14,7 +14,7 @@ from typing import Any
 import larder_kv
 from larder_kv.vllm.node import Open
 
-MOST_DEVICE, MOST_ATTEMPT = 65_535, (1 << 64) - 1
+MOST_DEVICE, MOST_ATTEMPT = 65_535, (1 << 64) - 2
 MOST_NAME = 256
 """The most characters of a node's name."""
 
@@ -81,6 +81,18 @@ def report_of(asked: Mapping[str, Any] | None, node: Open | None) -> dict[str, A
     return {"node": node.session.node, "device": node.session.device}
 
 
+def attempt_to_write(attempt: int | None) -> int:
+    """The node's number of an attempt to write; None if nothing is handed over. A router numbers attempts from 0, but to a node 0 is
+    ordinary writing, which no attempt ends."""
+    return 0 if attempt is None else attempt + 1
+
+
+def attempt_to_follow(attempt: int) -> int:
+    """The node's number of the earliest attempt to follow. All attempts are as late as the first, also those of engines that do not
+    count as `attempt_to_write` does."""
+    return attempt_to_write(attempt) if attempt > 0 else 0
+
+
 def follow_chunks(
     node: Open, hashes: Sequence[bytes], first_chunk: int, writer: Writer, patience: float
 ) -> larder_kv.Follow:
@@ -91,7 +103,7 @@ def follow_chunks(
         chain,
         node=writer.node,
         device=writer.device,
-        attempt=writer.attempt,
+        attempt=attempt_to_follow(writer.attempt),
         patience=patience,
     )
 

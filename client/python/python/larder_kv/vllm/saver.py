@@ -11,7 +11,7 @@ from functools import partial
 import larder_kv
 from larder_kv.link import LOST, MOST_REASONS, is_too_large
 from larder_kv.vllm.counts import Counts
-from larder_kv.vllm.handoff import hand_over_layer
+from larder_kv.vllm.handoff import attempt_to_write, hand_over_layer
 from larder_kv.vllm.memory import ChunkBlocks, Memory, MemoryLayer, Pages
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Save, Shape
@@ -333,7 +333,11 @@ def reserve(
         pools = [memory.pools_there(one) for one in blocks[first:end]] if save.others else None
         try:
             reservation = node.session.reserve(
-                node.namespace, chain.part(first, end), priority=save.priority, attempt=save.attempt or 0, pools=pools
+                node.namespace,
+                chain.part(first, end),
+                priority=save.priority,
+                attempt=attempt_to_write(save.attempt),
+                pools=pools,
             )
             return reservation, end
         except larder_kv.RefusedError as error:
