@@ -6,6 +6,7 @@ import logging
 import queue
 import socket
 import threading
+from dataclasses import replace
 
 import larder_kv
 import pytest
@@ -152,6 +153,31 @@ def test_a_key_that_was_forgotten_before_the_node_was_asked_is_looked_up_once(ti
     assert first.found(keys(1)) == [True]
 
 
+def test_a_stored_key_that_the_node_no_longer_has_is_not_found(tiers, cluster):
+    first, _ = tiers
+    first.offload.store(1, keys(2), [0, 1])
+    first.offload.drain()
+    cluster.purge(first.node.current().namespace.fingerprint)
+    assert first.found(keys(2)) == [False, False]
+
+
+def test_an_answer_that_was_under_way_when_its_key_was_to_be_forgotten_is_not_kept(tiers):
+    first, _ = tiers
+    assert first.offload.lookup(keys(1)[0]) is None
+    first.offload.forget(keys(1))
+    first.offload.flush()
+    first.offload.drain()
+    assert first.found(keys(1)) == [False], "it is asked for anew"
+
+
+def test_what_an_earlier_node_had_is_forgotten_with_it(tiers):
+    first, _ = tiers
+    assert first.found(keys(1)) == [False]
+    later = replace(first.node.current())
+    first.node.current = lambda: later
+    assert first.found(keys(1)) == [False], "it is asked for anew"
+
+
 def test_without_a_node_nothing_is_found_and_jobs_fail(tmp_path):
     tier = Tier(str(tmp_path / "nobody.sock"), "nobody")
     assert tier.found(keys(2)) == [False, False]
@@ -249,7 +275,8 @@ def test_a_lookup_that_fails_in_any_way_is_a_miss(tiers, monkeypatch):
             raise BaseException("a panic")
 
     with monkeypatch.context() as patch:
-        patch.setattr(first.node, "current", Broken)
+        broken = Broken()
+        patch.setattr(first.node, "current", lambda: broken)
         assert first.found(keys(2)) == [False, False]
         first.offload.store(1, keys(2), [0, 1])
         first.offload.drain()

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -45,9 +45,12 @@ class Offload:
         """`tiers` are the tiers of lookups; empty: all."""
         self._node, self._rows, self._row_bytes, self._tiers = node, rows.cast("B"), row_bytes, tiers
         self._lock = threading.Lock()
-        # The known presence of keys: None while the node is asked.
+        # The known presence of keys at `_known_by`: None while the node is asked.
         self._known: dict[bytes, bool | None] = {}
+        self._known_by: Open | None = None
         self._asked: list[bytes] = []
+        # Keys that were to be forgotten while the node was asked: its answer is not kept.
+        self._forgotten: set[bytes] = set()
         self._finished: list[Finished] = []
         self._refusals: set[str] = set()
         self._jobs: set[Future[None]] = set()
@@ -55,7 +58,12 @@ class Offload:
 
     def lookup(self, key: bytes) -> bool | None:
         """Whether the node can serve a key; None while this is not known: `flush` asks the node."""
+        node = self._node.current()
         with self._lock:
+            if node is not self._known_by:
+                # Another node, or the same one after a restart, has other keys.
+                self._known_by = node
+                self._forget(list(self._known))
             if key not in self._known:
                 if len(self._known) >= MOST_KNOWN:
                     self._known.clear()
@@ -74,9 +82,7 @@ class Offload:
     def forget(self, keys: Sequence[bytes]) -> None:
         """Forgets whether these keys are there: they are asked for anew."""
         with self._lock:
-            for key in keys:
-                if self._known.get(key) is not None:
-                    del self._known[key]
+            self._forget(keys)
 
     def store(self, job: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Stores rows under their keys."""
@@ -140,6 +146,16 @@ class Offload:
                 logger.exception("a lookup failed")
         with self._lock:
             self._known.update({key: at in found for at, key in enumerate(keys)})
+            for key in self._forgotten.intersection(keys):
+                self._forgotten.discard(key)
+                del self._known[key]
+
+    def _forget(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            if self._known.get(key, True) is None:
+                self._forgotten.add(key)
+            else:
+                self._known.pop(key, None)
 
     def _carry_out(
         self,
@@ -171,9 +187,8 @@ class Offload:
             job, done, len(done) == len(keys), time.monotonic() - started, len(done) * self._row_bytes
         )
         with self._lock:
-            for key in set(keys) - set(done):
-                self._known.pop(key, None)
-            self._known.update(dict.fromkeys(done, True))
+            # The node may evict a stored key at any time, and a key that was not done may be gone.
+            self._forget(keys)
             self._finished.append(ended)
 
     def _store(self, node: Open, keys: Sequence[bytes], rows: Sequence[int]) -> list[bytes]:
