@@ -45,7 +45,7 @@ def log(**what) -> None:
             file.write(json.dumps({"number": next(numbers)} | what) + "\n")
 
 
-def faulty_hand_over_layer(node, reservation, pieces, layer, copy, pool):
+def faulty_hand_over_layer(node, reservation, pieces, layer, copy, pool, patience):
     if FAULTS.get("die_before_layer") == layer:
         os._exit(9)
     path = FAULTS.get("hold_last_layer_until")
@@ -54,7 +54,7 @@ def faulty_hand_over_layer(node, reservation, pieces, layer, copy, pool):
             time.sleep(0.01)
         with open(path) as file:
             log(event="heard", message=file.read())
-    is_given = hand_over_layer(node, reservation, pieces, layer, copy, pool)
+    is_given = hand_over_layer(node, reservation, pieces, layer, copy, pool, patience)
     log(event="hand over", layer=layer)
     return is_given
 

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use larder_client::SessionError;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -14,9 +15,17 @@ use crate::process::Own;
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct StagedLayers {
     /// None once it was handed over or dropped.
-    slot: Own<Mutex<Option<larder_client::StagedLayers>>>,
+    slot: Own<Shelf>,
     /// Bytes of the layers of one chunk.
     bytes: u64,
+}
+
+type Shelf = Arc<Mutex<Option<larder_client::StagedLayers>>>;
+
+/// Layers that were taken out to be handed over, with their slot.
+pub(crate) struct TakenLayers {
+    layers: larder_client::StagedLayers,
+    slot: Shelf,
 }
 
 /// Chunks that are followed: their layers may be read as they come. Let them go with `release()`, or by dropping it.
@@ -40,14 +49,22 @@ pub(crate) struct InPlace {
 
 impl StagedLayers {
     pub(crate) fn new(staged: larder_client::StagedLayers) -> Self {
-        Self { bytes: staged.bytes(), slot: Own::new(Mutex::new(Some(staged))) }
+        Self { bytes: staged.bytes(), slot: Own::new(Arc::new(Mutex::new(Some(staged)))) }
     }
 
     /// Takes the layers out, to be handed over.
     ///
     /// # Errors
+    /// As [`Self::take`].
+    pub(crate) fn take_out(&self) -> PyResult<TakenLayers> {
+        Ok(TakenLayers { layers: self.take()?, slot: Arc::clone(self.slot.get()?) })
+    }
+
+    /// Takes the layers out.
+    ///
+    /// # Errors
     /// `ReleasedError` if they were handed over or dropped; `ForkedError`.
-    pub(crate) fn take(&self) -> PyResult<larder_client::StagedLayers> {
+    fn take(&self) -> PyResult<larder_client::StagedLayers> {
         let taken = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
         taken.ok_or_else(|| released("staged layers"))
     }
@@ -63,6 +80,20 @@ impl StagedLayers {
             let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
             write(slot.as_mut().ok_or_else(|| released("staged layers"))?)
         })
+    }
+}
+
+impl TakenLayers {
+    /// Hands the layers over. If the node has no time for them, puts them back: their caller may hand them over again.
+    ///
+    /// # Errors
+    /// As [`larder_client::Session::hand_over`].
+    pub(crate) async fn hand_over(self, session: larder_client::Session) -> Result<(), SessionError> {
+        let result = session.hand_over_staged(&self.layers).await;
+        if let Err(SessionError::Busy { .. }) = result {
+            *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.layers);
+        }
+        result
     }
 }
 

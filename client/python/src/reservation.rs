@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use larder_client::SessionError;
 use larder_client::copies::by_threads;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -32,7 +33,16 @@ pub(crate) struct StagedChunk {
     /// Identifies the reservation without keeping it: a committed chunk keeps nothing.
     of: Own<Weak<larder_client::Reservation>>,
     /// None once the chunk was committed or dropped.
-    slot: Own<Mutex<Option<larder_client::StagedChunk>>>,
+    slot: Own<Shelf<larder_client::StagedChunk>>,
+}
+
+/// A value that a request takes out, and puts back if nothing was done with it.
+type Shelf<T> = Arc<Mutex<Option<T>>>;
+
+/// Staged chunks that were taken out for a commit, with their slots.
+pub(crate) struct Taken {
+    chunks: Vec<larder_client::StagedChunk>,
+    slots: Vec<Shelf<larder_client::StagedChunk>>,
 }
 
 impl Reservation {
@@ -64,23 +74,8 @@ impl StagedChunk {
             position: staged.position(),
             namespace: of.namespace().clone(),
             of: Own::new(Arc::downgrade(of)),
-            slot: Own::new(Mutex::new(Some(staged))),
+            slot: Own::new(Arc::new(Mutex::new(Some(staged)))),
         }
-    }
-
-    /// Takes the chunk out, to be committed with `reservation`.
-    ///
-    /// # Errors
-    /// `ReleasedError` if the chunk was committed or dropped; `ValueError` if it is another reservation's; `ForkedError`.
-    pub(crate) fn take(
-        &self,
-        reservation: &Arc<larder_client::Reservation>,
-    ) -> PyResult<larder_client::StagedChunk> {
-        if self.of.get()?.as_ptr() != Arc::as_ptr(reservation) {
-            return Err(PyValueError::new_err("a staged chunk is committed with its own reservation"));
-        }
-        let taken = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
-        taken.ok_or_else(|| released("staged chunk"))
     }
 
     /// Fills chunks, with `bytes` bytes in all, by the session's copy threads. The interpreter's lock is released once for all
@@ -136,6 +131,58 @@ impl StagedChunk {
             return Err(PyValueError::new_err(format!("block {block} of this chunk is there already")));
         }
         Ok(())
+    }
+}
+
+impl Taken {
+    /// Takes chunks out, to be committed with `reservation`.
+    ///
+    /// # Errors
+    /// `ReleasedError` if a chunk was committed or dropped; `ValueError` if it is another reservation's; `ForkedError`.
+    pub(crate) fn of(
+        staged: &[PyRef<'_, StagedChunk>],
+        reservation: &Arc<larder_client::Reservation>,
+    ) -> PyResult<Self> {
+        let mut taken = Self { chunks: Vec::new(), slots: Vec::new() };
+        for chunk in staged {
+            if chunk.of.get()?.as_ptr() != Arc::as_ptr(reservation) {
+                return Err(PyValueError::new_err("a staged chunk is committed with its own reservation"));
+            }
+            taken.chunks.push(chunk.take_out()?);
+            taken.slots.push(Arc::clone(chunk.slot.get()?));
+        }
+        Ok(taken)
+    }
+
+    /// Commits the chunks, and returns the number of chunks that the node keeps. If the node has no time for the first message,
+    /// puts all chunks back: their caller may commit them again. Chunks of later messages are not kept then.
+    ///
+    /// # Errors
+    /// As [`larder_client::Session::commit`].
+    pub(crate) async fn commit(
+        self,
+        session: larder_client::Session,
+        reservation: Arc<larder_client::Reservation>,
+    ) -> Result<u32, SessionError> {
+        let mut kept = 0;
+        for (number, part) in self.chunks.chunks(reservation.chunks_per_commit()).enumerate() {
+            match session.commit_staged(&reservation, part).await {
+                Ok(more) => kept += more,
+                Err(busy @ SessionError::Busy { .. }) if number == 0 => {
+                    self.put_back();
+                    return Err(busy);
+                }
+                Err(SessionError::Busy { .. }) => return Ok(kept),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(kept)
+    }
+
+    fn put_back(self) {
+        for (chunk, slot) in self.chunks.into_iter().zip(self.slots) {
+            *locked(&slot) = Some(chunk);
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use crate::requests::{
     self, Asking, Patience, Reply, Request, check_reserved, check_written, pool_sets, seconds, then,
     then_pinned,
 };
-use crate::reservation::{Reservation, StagedChunk};
+use crate::reservation::{Reservation, StagedChunk, Taken};
 use crate::ticket::Ticket;
 use crate::waiting::{Task, Thread, awaitable, wait};
 
@@ -211,11 +211,13 @@ sessions! {
     }
 
     /// Hands filled chunks of one reservation over, and returns how many the node keeps.
+    ///
+    /// Raises `BusyError` if the node copies too much at the moment: then the chunks are still staged, and may be committed again.
     #[pyo3(signature = (reservation: "Reservation", staged: "Sequence[StagedChunk]") -> "int")]
     fn commit(&self, reservation: &Reservation, staged: Vec<PyRef<'_, StagedChunk>>) -> u32 {
         let (session, reservation) = (self.session()?, reservation.share()?);
-        let staged = staged.iter().map(|staged| staged.take(&reservation)).collect::<PyResult<Vec<_>>>()?;
-        then(session.commit(&reservation, staged), identity)
+        let taken = Taken::of(&staged, &reservation)?;
+        Ok(async move { taken.commit(session, reservation).await.map(Reply::from) })
     }
 
     /// Takes room in the write window for layers `start` to before `end` of one pool of reserved chunks, to be filled. Waits
@@ -236,10 +238,12 @@ sessions! {
     /// Hands filled layers over: followers of the chunks may read them. When all layers of the chunks were handed over,
     /// `commit_handed_over` commits the chunks.
     ///
-    /// Raises `RefusedError` if the reservation has ended, by its deadline or a later attempt.
+    /// Raises `RefusedError` if the reservation has ended, by its deadline or a later attempt; `BusyError` if the node copies too
+    /// much at the moment: then the layers are still staged, and may be handed over again.
     #[pyo3(signature = (staged: "StagedLayers") -> "None")]
     fn hand_over(&self, staged: &StagedLayers) -> () {
-        then(self.session()?.hand_over(staged.take()?), identity)
+        let (session, taken) = (self.session()?, staged.take_out()?);
+        Ok(async move { taken.hand_over(session).await.map(Reply::from) })
     }
 
     /// Commits chunks of which all layers were handed over, and returns how many the node keeps.

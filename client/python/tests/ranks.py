@@ -1,5 +1,6 @@
 """One rank of an engine without vLLM: the connector's threads over the test's memory, and the connection to a node."""
 
+from collections import Counter
 from dataclasses import replace
 
 import larder_kv
@@ -81,3 +82,25 @@ def paged(
     if gpu is None:
         return larder_kv.PagedMemory(regions, layers, pages_per_chunk=pages_per_chunk)
     return gpu.paged_memory(regions, layers, pages_per_chunk=pages_per_chunk)
+
+
+class BusySession:
+    """A session of a node that is busy with the first answers to each kind of request: it asks to be asked again in 5 ms."""
+
+    def __init__(self, session: larder_kv.Session, times: int):
+        self._session, self._times, self._asked = session, times, Counter()
+
+    def __getattr__(self, name: str) -> object:
+        request = getattr(self._session, name)
+        if name not in ("reserve", "commit", "hand_over", "commit_handed_over"):
+            return request
+
+        def ask(*given: object, **named: object) -> object:
+            self._asked[name] += 1
+            if self._asked[name] <= self._times:
+                error = larder_kv.BusyError("busy")
+                error.what, error.retry_after = "memory", 0.005
+                raise error
+            return request(*given, **named)
+
+        return ask

@@ -9,7 +9,7 @@ import urllib.request
 
 import larder_kv
 import pytest
-from conftest import BLOCK_BYTES, CHUNK_TOKENS, content, spec, until
+from conftest import BLOCK_BYTES, CHUNK_TOKENS, content, spec, start_cluster, until
 
 TOKENS = list(range(3 * CHUNK_TOKENS))
 
@@ -134,3 +134,36 @@ def test_a_request_that_is_cancelled_before_the_loop_sees_its_answer_leaves_no_p
 def pins(cluster) -> int:
     with urllib.request.urlopen(f"http://{cluster.http[0]}/pins") as answer:
         return len(json.load(answer))
+
+
+def test_chunks_that_a_busy_node_did_not_commit_stay_staged_and_are_committed_again():
+    """More commits at a time than may wait for a copy."""
+    own, busy = start_cluster("--nodes", "1", "--arena-bytes", "512MiB"), 0
+    pool = larder_kv.Pool(layers=1, layer_bytes=1 << 20)
+
+    async def commit(session, reservation, staged) -> None:
+        nonlocal busy
+        while True:
+            try:
+                assert await session.commit(reservation, [staged]) == 1
+                return
+            except larder_kv.BusyError as error:
+                busy += 1
+                await asyncio.sleep(error.retry_after)
+
+    async def put(session, model: str) -> None:
+        namespace = await session.register(spec(model, pools=[pool]))
+        reservation = await session.reserve(namespace, namespace.chain([bytes([number]) * 32 for number in range(40)]))
+        staged = await session.stage_chunks(reservation, reservation.chunks)
+        await asyncio.gather(*(commit(session, reservation, chunk) for chunk in staged))
+
+    async def run() -> None:
+        sessions = [await larder_kv.AsyncSession.connect(own.sockets[0], window_bytes=40 << 20) for _ in range(3)]
+        until_busy = time.monotonic() + 30
+        while busy == 0 and time.monotonic() < until_busy:
+            names = [f"busy {number} {time.monotonic()}" for number in range(3)]
+            await asyncio.gather(*map(put, sessions, names))
+
+    asyncio.run(run())
+    assert busy > 0
+    own.stop()

@@ -9,6 +9,7 @@ import pytest
 from conftest import content, spec, start_cluster, take_all_memory, until
 from larder_kv.keyed import Counts, Keyed, groups
 from larder_kv.settings import NodeSettings
+from ranks import BusySession
 
 BLOCK = 4_096
 LOG = logging.getLogger("test")
@@ -198,6 +199,16 @@ def test_a_node_without_room_sheds_and_is_counted(tmp_path):
     assert taken
     rank.link.close()
     running.stop()
+
+
+def test_a_save_waits_a_moment_for_a_node_that_is_busy(rank):
+    opened = rank.link.current()
+    session, opened.session = opened.session, BusySession(opened.session, 3)
+    assert rank.save([1, 2]) == [True, True]
+    assert rank.counted("busy", "shed_keys") == (0, 0)
+    opened.session = BusySession(session, 1_000)
+    assert rank.save([3]) == [False]
+    assert rank.counted("busy", "shed_keys") == (1, 1)
 
 
 def test_threads_that_find_no_room_give_up_in_time(cluster):

@@ -14,7 +14,7 @@ from larder_kv.vllm.plan import Load, Save, Shape
 from larder_kv.vllm.prefetch import Prefetch, Prefetcher
 from larder_kv.vllm.settings import Settings
 from larder_kv.vllm.transfer import LayerGate
-from ranks import RankThreads, paged, purge_before_commits
+from ranks import BusySession, RankThreads, paged, purge_before_commits
 
 LAYERS, PAGES, PAGE_BYTES = 3, 16, 4_096
 SHAPE = Shape(chunk_tokens=32, block_tokens=16)
@@ -254,6 +254,20 @@ def test_what_a_node_refuses_is_counted_apart_and_each_reason_is_logged_once(ran
         rank.save(name, 2)
     assert rank.counts.take() == {"shed_chunks_refused": 4}
     assert caplog.text.count("chunks are not saved: the node refused: no such thing") == 1
+
+
+@pytest.mark.parametrize("attempt", [None, 1])
+def test_a_save_waits_a_moment_for_a_node_that_is_busy(rank, attempt):
+    opened = rank.node.current()
+    busy = replace(opened, session=BusySession(opened.session, 3))
+    rank.node.current = lambda: busy
+    rank.save("a", 2, attempt)
+    assert rank.counts.take()["saved_chunks"] == 2
+    stays_busy = replace(opened, session=BusySession(opened.session, 1_000))
+    rank.node.current = lambda: stays_busy
+    rank.save("b", 3, attempt)
+    assert rank.counts.take() == {"shed_chunks_room": 3}, "and no longer than that"
+    rank.node.current = lambda: opened
 
 
 def test_an_engine_goes_on_without_its_node_and_uses_it_when_it_comes(tmp_path):

@@ -83,8 +83,19 @@ impl Session {
     /// # Errors
     /// `Refused` if the reservation ended, by its deadline or a later attempt; the general errors of [`SessionError`].
     pub fn hand_over(&self, staged: StagedLayers) -> Call<()> {
+        self.hand_over_staged(&staged)
+    }
+
+    /// As [`Self::hand_over`], for layers that stay the caller's. After `Busy` nothing was done, and the caller may hand them over
+    /// again. Their room is free when the node has answered and the caller has dropped them.
+    ///
+    /// Cancel safe: layers whose message was sent are handed over nevertheless.
+    ///
+    /// # Errors
+    /// As [`Self::hand_over`]; `Busy` if the node copies too much at the moment.
+    pub fn hand_over_staged(&self, staged: &StagedLayers) -> Call<()> {
         let is_own = self.link.check_own("room for layers", staged.session());
-        let LayersPart { request, range } = staged.into_part();
+        let LayersPart { request, range } = staged.part();
         let call = self.ask(Request::HandOver(request), move |_, response, _| {
             // The node copies from the window until it answers.
             drop(range);

@@ -50,7 +50,8 @@ pub(crate) struct CommitPart {
     pub(crate) reservation: u64,
     pub(crate) chunks: Vec<u32>,
     pub(crate) sources: Vec<u64>,
-    pub(crate) ranges: Vec<WindowRange>,
+    /// The chunks' room, which the node reads until it answers.
+    pub(crate) ranges: Vec<Arc<WindowRange>>,
     pub(crate) remaining: Remaining,
 }
 
@@ -73,7 +74,7 @@ pub(crate) type RoomNeeded<'a> = (&'a Arc<Window>, Vec<u64>);
 
 enum WriteRoom {
     /// A part of the write window.
-    Window(WindowRange),
+    Window(Arc<WindowRange>),
     /// The places in the arena of the reservation's chunk with this index.
     Arena(usize),
 }
@@ -196,13 +197,18 @@ impl Reservation {
         index.unwrap_or_else(|_| panic!("the chunk at {position} is not reserved"))
     }
 
+    /// The most chunks that one message commits: at least one.
+    #[must_use]
+    pub fn chunks_per_commit(&self) -> usize {
+        (MAX_MESSAGE_BLOCKS / self.claim.namespace.blocks_per_chunk().max(1)).max(1)
+    }
+
     /// Splits staged chunks into messages.
     ///
     /// # Panics
     /// Panics if a chunk belongs to another reservation.
-    pub(crate) fn commit_parts(&self, staged: Vec<StagedChunk>) -> Vec<CommitPart> {
-        let blocks = self.claim.namespace.blocks_per_chunk();
-        let chunks_per_part = (MAX_MESSAGE_BLOCKS / blocks.max(1)).max(1);
+    pub(crate) fn commit_parts(&self, staged: &[StagedChunk]) -> Vec<CommitPart> {
+        let chunks_per_part = self.chunks_per_commit();
         let mut parts: Vec<CommitPart> = Vec::new();
         for chunk in staged {
             assert!(Arc::ptr_eq(&chunk.claim, &self.claim), "a staged chunk belongs to its own reservation");
@@ -217,11 +223,11 @@ impl Reservation {
             }
             if let Some(part) = parts.last_mut() {
                 part.chunks.push(chunk.position);
-                if let WriteRoom::Window(range) = chunk.room {
+                if let WriteRoom::Window(range) = &chunk.room {
                     let blocks = self.claim.namespace.blocks_of(chunk.pools);
                     let offset = |block| range.offset() + self.claim.block_offset(chunk.pools, block);
                     part.sources.extend(blocks.map(offset));
-                    part.ranges.push(range);
+                    part.ranges.push(Arc::clone(range));
                 }
             }
         }
@@ -291,7 +297,7 @@ impl StagedChunk {
     }
 
     pub(crate) fn put_into(&mut self, range: WindowRange) {
-        self.room = WriteRoom::Window(range);
+        self.room = WriteRoom::Window(Arc::new(range));
     }
 
     /// The mapping in which block `block` lies, and its offset.

@@ -385,7 +385,9 @@ class Session:
 
         Raises as `stage`: `WindowError` if the chunks together are larger than the window."""
     def commit(self, reservation: Reservation, staged: Sequence[StagedChunk]) -> int:
-        """Hands filled chunks of one reservation over, and returns how many the node keeps."""
+        """Hands filled chunks of one reservation over, and returns how many the node keeps.
+
+        Raises `BusyError` if the node copies too much at the moment: then the chunks are still staged, and may be committed again."""
     def stage_layers(self, reservation: Reservation, positions: Sequence[int], start: int, end: int, *, pool: int = 0) -> StagedLayers:
         """Takes room in the write window for layers `start` to before `end` of one pool of reserved chunks, to be filled. Waits
         until there is room. `positions` are the chunks' positions in the chain, ascending.
@@ -395,7 +397,8 @@ class Session:
         """Hands filled layers over: followers of the chunks may read them. When all layers of the chunks were handed over,
         `commit_handed_over` commits the chunks.
 
-        Raises `RefusedError` if the reservation has ended, by its deadline or a later attempt."""
+        Raises `RefusedError` if the reservation has ended, by its deadline or a later attempt; `BusyError` if the node copies too
+        much at the moment: then the layers are still staged, and may be handed over again."""
     def commit_handed_over(self, reservation: Reservation, positions: Sequence[int]) -> int:
         """Commits chunks of which all layers were handed over, and returns how many the node keeps.
 

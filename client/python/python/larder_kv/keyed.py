@@ -8,10 +8,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import larder_kv
 from larder_kv.link import LOST, Link, Opened, is_too_large
+from larder_kv.patience import BUSY_SECONDS, Patience
 
 LOOKUP_KEYS = 4_096
 """Keys of one lookup, and of one lease; a chain may have twice as many."""
@@ -135,7 +137,7 @@ class Keyed:
     ) -> list[bool]:
         """Copies blocks out of the engine's memory; returns for each key whether it is in the cache now. A key that is in the
         cache already is not written. `priorities` has one for each key; empty: 0 for all."""
-        saved = [False] * len(keys)
+        saved, patience = [False] * len(keys), Patience(min(BUSY_SECONDS, self._timeout_seconds))
 
         def write(opened: Opened, deadline: float) -> None:
             session, namespace = opened.session, opened.namespace(spec)
@@ -150,7 +152,7 @@ class Keyed:
                     part = waiting.pop()
                     chain = namespace.chain([keys[number] for number in part])
                     try:
-                        reservation = session.reserve(namespace, chain, priority=priority)
+                        reservation = patience.ask(partial(session.reserve, namespace, chain, priority=priority))
                     except larder_kv.RefusedError as error:
                         if not is_too_large(error) or len(part) == 1:
                             raise
@@ -164,7 +166,8 @@ class Keyed:
             numbers = [part[position] for position in reservation.chunks]
             staged = session.stage_chunks(reservation, reservation.chunks)
             blocks.write(staged, numbers)
-            kept = session.commit(reservation, staged) if staged else 0
+            # The chunks stay staged while the node is busy.
+            kept = patience.ask(partial(session.commit, reservation, staged)) if staged else 0
             self._counts.add("present_keys", len(part) - len(numbers))
             self._counts.add("saved_keys", kept)
             self._counts.add("saved_bytes", kept * namespace.block_bytes())

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use larder_protocol::handoff::HandOver;
-use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 
 use super::{BLOCK_ALIGNMENT, Claim, CommitPart, Reservation, RoomNeeded};
 use crate::error::SessionError;
@@ -19,13 +18,14 @@ pub struct StagedLayers {
     layers: Range<u32>,
     /// The index of each chunk in the reservation, for layers that go straight into the arena.
     indices: Vec<usize>,
-    range: Option<WindowRange>,
+    range: Option<Arc<WindowRange>>,
 }
 
 /// The content of one HandOver message.
 pub(crate) struct LayersPart {
     pub(crate) request: HandOver,
-    pub(crate) range: Option<WindowRange>,
+    /// The layers' room, which the node reads until it answers.
+    pub(crate) range: Option<Arc<WindowRange>>,
 }
 
 impl Reservation {
@@ -80,7 +80,6 @@ impl Reservation {
     /// Panics if the reservation has no such chunk.
     pub(crate) fn handed_over_parts(&self, positions: &[u32]) -> Vec<CommitPart> {
         positions.iter().for_each(|&position| _ = self.index(position));
-        let blocks = self.claim.namespace.blocks_per_chunk();
         let part = |chunks: &[u32]| CommitPart {
             reservation: self.claim.number,
             chunks: chunks.to_vec(),
@@ -88,7 +87,7 @@ impl Reservation {
             ranges: Vec::new(),
             remaining: self.claim.remaining.clone(),
         };
-        positions.chunks((MAX_MESSAGE_BLOCKS / blocks.max(1)).max(1)).map(part).collect()
+        positions.chunks(self.chunks_per_commit()).map(part).collect()
     }
 }
 
@@ -148,10 +147,10 @@ impl StagedLayers {
     }
 
     pub(crate) fn put_into(&mut self, range: WindowRange) {
-        self.range = Some(range);
+        self.range = Some(Arc::new(range));
     }
 
-    pub(crate) fn into_part(self) -> LayersPart {
+    pub(crate) fn part(&self) -> LayersPart {
         let slices = self.claim.namespace.slices();
         let place = |at: usize| self.place(at / slices, at % slices).1;
         let sources = match &self.range {
@@ -160,13 +159,13 @@ impl StagedLayers {
         };
         let request = HandOver {
             reservation: self.claim.number,
-            chunks: self.positions,
+            chunks: self.positions.clone(),
             pool: self.pool as u8,
             from_layer: self.layers.start,
             to_layer: self.layers.end,
             sources,
         };
-        LayersPart { request, range: self.range }
+        LayersPart { request, range: self.range.clone() }
     }
 
     /// The mapping and offset of the layers of a chunk in a slice.

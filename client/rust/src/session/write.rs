@@ -92,7 +92,23 @@ impl Session {
     /// # Panics
     /// Panics if a chunk belongs to another reservation.
     pub fn commit(&self, reservation: &Reservation, staged: Vec<StagedChunk>) -> Call<u32> {
-        self.commit_parts(reservation.commit_parts(staged)).checked(self.own(reservation))
+        self.commit_parts(reservation.commit_parts(&staged)).checked(self.own(reservation))
+    }
+
+    /// As [`Self::commit`], for filled chunks that stay the caller's. After `Busy` nothing was done, and the caller may commit
+    /// them again. Their room is free when the node has answered and the caller has dropped them.
+    ///
+    /// Cancel safe: chunks whose message was sent are committed nevertheless.
+    ///
+    /// # Errors
+    /// As [`Self::commit`]; `Busy` if the node copies too much at the moment.
+    ///
+    /// # Panics
+    /// Panics if a chunk belongs to another reservation, or there are more than [`Reservation::chunks_per_commit`].
+    pub fn commit_staged(&self, reservation: &Reservation, staged: &[StagedChunk]) -> Call<u32> {
+        let parts = reservation.commit_parts(staged);
+        assert!(parts.len() <= 1, "{} chunks do not fit in one message", staged.len());
+        self.commit_parts(parts).checked(self.own(reservation))
     }
 
     /// # Errors

@@ -17,8 +17,10 @@ async fn a_node_that_closes_mid_request_closes_every_request() {
     });
     let session = Session::open(socket, options()).await.unwrap();
     let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    assert!(session.is_open());
     let asked = chain(1);
     let (lease, unpinned) = tokio::join!(session.lease(&namespace, &asked), session.unpin(1));
+    assert!(!session.is_open());
     assert!(matches!(lease, Err(SessionError::Closed { .. })));
     assert!(matches!(unpinned, Err(SessionError::Closed { .. })));
     assert!(matches!(session.unpin(1).await, Err(SessionError::Closed { .. })));

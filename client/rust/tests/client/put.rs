@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder_client::{Counters, Session, SessionError, StagedChunk};
 use larder_ipc::Mapping;
-use larder_protocol::session::{Commit, Extent, Request, Reserved, Response};
+use larder_protocol::session::{Busy, Commit, Extent, Request, Reserved, Response, Scarce};
 use tokio::time::timeout;
 
 use crate::fake_node::{
@@ -83,6 +83,38 @@ fn a_threads_staged_chunks_arrive_byte_for_byte() {
         let staged = staged.collect();
         assert_eq!(session.commit(&reservation, staged).wait().unwrap(), positions.len() as u32);
     }
+    drop((session, reservation));
+    node.join().unwrap();
+}
+
+#[tokio::test]
+async fn chunks_and_layers_that_a_busy_node_did_not_take_stay_staged() {
+    let busy = || Response::Busy(Busy { what: Scarce::Memory, retry_after_ms: 5 });
+    let (socket, node) = node(move |mut node| {
+        let window = node.open(2_000).unwrap();
+        node.answer_next(&reserved(21, [1, 2]), Vec::new());
+        assert!(matches!(node.answer_next(&busy(), Vec::new()), Request::Commit(_)));
+        expect_commit(&mut node, &window, &[1]);
+        let first = node.answer_next(&busy(), Vec::new());
+        assert!(matches!(first, Request::HandOver(_)));
+        assert_eq!(node.answer_next(&Response::HandedOver, Vec::new()), first);
+        assert_eq!(node.next().unwrap().1, Request::Abort(21));
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    let reservation = session.reserve(&namespace, &chain(5), 0).await.unwrap();
+    let mut staged = session.stage_chunks(&reservation, &[1]).await.unwrap();
+    fill(&mut staged[0]);
+    let refused = session.commit_staged(&reservation, &staged).await;
+    assert!(matches!(refused, Err(SessionError::Busy { .. })));
+    assert_eq!(session.commit_staged(&reservation, &staged).await.unwrap(), 1);
+    drop(staged);
+    let layers = session.stage_layers(&reservation, &[2], 0, 0..1).await.unwrap();
+    assert!(matches!(session.hand_over_staged(&layers).await, Err(SessionError::Busy { .. })));
+    session.hand_over_staged(&layers).await.unwrap();
+    drop(layers);
+    // All room is free again.
+    assert_eq!(session.stage_chunks(&reservation, &[1, 2]).await.unwrap().len(), 2);
     drop((session, reservation));
     node.join().unwrap();
 }

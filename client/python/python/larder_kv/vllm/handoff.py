@@ -9,9 +9,11 @@ asks for it with `{"report_node": true}`: the answer has `"node"` and `"device"`
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import larder_kv
+from larder_kv.patience import Patience
 from larder_kv.vllm.node import Open
 
 MOST_DEVICE, MOST_ATTEMPT = 65_535, (1 << 64) - 2
@@ -115,6 +117,7 @@ def hand_over_layer(
     layer: int,
     copy: Callable[[larder_kv.StagedLayers, list[int]], bool],
     pool: int,
+    patience: Patience,
 ) -> bool:
     """Hands over a layer of a pool that the engine has computed. `pieces` are positions of chunks and their blocks, each piece as
     large as the room allows. `copy` fills the room from the blocks. If it returns False, because the blocks may no longer be
@@ -123,5 +126,5 @@ def hand_over_layer(
         staged = node.session.stage_layers(reservation, positions, layer, layer + 1, pool=pool)
         if not copy(staged, pages):
             return False
-        node.session.hand_over(staged)
+        patience.ask(partial(node.session.hand_over, staged))
     return True

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import larder_kv
 from larder_kv.keyed import LOOKUP_KEYS, UNBOUNDED_BYTES
 from larder_kv.link import LOST, MOST_REASONS, is_too_large
+from larder_kv.patience import Patience
 from larder_kv.vllm.node import Node, Open
 
 logger = logging.getLogger("vllm.larder")
@@ -192,7 +194,8 @@ class Offload:
             self._finished.append(ended)
 
     def _store(self, node: Open, keys: Sequence[bytes], rows: Sequence[int]) -> list[bytes]:
-        reservation = node.session.reserve(node.namespace, chain(node, keys))
+        patience = Patience()
+        reservation = patience.ask(partial(node.session.reserve, node.namespace, chain(node, keys)))
         # A window that is full of chunks that wait for their commit would wait for itself.
         at_once = max((node.session.window_bytes or UNBOUNDED_BYTES) // (2 * self._row_bytes), 1)
         positions = reservation.chunks
@@ -200,7 +203,7 @@ class Offload:
         for start in range(0, len(positions), at_once):
             staged = node.session.stage_chunks(reservation, positions[start : start + at_once])
             larder_kv.StagedChunk.copy_all(staged, [self._row(rows[chunk.position]) for chunk in staged])
-            if node.session.commit(reservation, staged) < len(staged):
+            if patience.ask(partial(node.session.commit, reservation, staged)) < len(staged):
                 # They were purged meanwhile.
                 unkept.update(chunk.position for chunk in staged)
         return [key for position, key in enumerate(keys) if position not in unkept]

@@ -10,6 +10,7 @@ from functools import partial
 
 import larder_kv
 from larder_kv.link import LOST, MOST_REASONS, is_too_large
+from larder_kv.patience import Patience
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import attempt_to_write, hand_over_layer
 from larder_kv.vllm.memory import ChunkBlocks, Memory, MemoryLayer, Pages
@@ -39,6 +40,8 @@ class SaveJob:
     cancelled: bool = False
     saved: int = 0
     """Chunks that the node has by now, from the first on."""
+    patience: Patience = field(default_factory=Patience)
+    """How long this save still waits for a busy node."""
     chunks: int = field(init=False)
     not_before: float = field(init=False)
 
@@ -84,14 +87,14 @@ class HandOver:
         parts = [chunks[start : start + at_once] for start in range(0, len(chunks), at_once)]
         pieces = [(part, [page for chunk in part for page in self._blocks[chunk][of.group]]) for part in parts]
         copy = partial(self._copy, job, of.pages)
-        return hand_over_layer(self.node, self._reservation, pieces, of.layer, copy, of.pool)
+        return hand_over_layer(self.node, self._reservation, pieces, of.layer, copy, of.pool, job.patience)
 
     def finish(self, node: Open, job: SaveJob) -> bool:
         """Commits the chunks that were handed over; False if the node does not keep them."""
         if self._written:
             assert self.node is not None and self._reservation is not None
-            written = [chunk for chunk, _ in self._written]
-            if self.node.session.commit_handed_over(self._reservation, written) < len(written):
+            commit, written = self.node.session.commit_handed_over, [chunk for chunk, _ in self._written]
+            if job.patience.ask(partial(commit, self._reservation, written)) < len(written):
                 return False
             self._counts.add("handed_over_chunks", len(self._written))
             self._counts.add("saved_bytes", sum(self._memory.bytes_of_chunk(pools) for _, pools in self._written))
@@ -285,7 +288,7 @@ class Saver:
         at_once = max(_window_bytes(node.session) // (2 * self._memory.chunk_bytes), 1)
         while job.saved < job.chunks:
             end = min(job.saved + RESERVED_PARTS * at_once, job.chunks)
-            reservation, end = reserve(node, job, self._memory, blocks, end)
+            reservation, end = job.patience.ask(partial(reserve, node, job, self._memory, blocks, end))
             if not self._write_part(node, job, reservation, blocks[job.saved : end], at_once):
                 return False
             job.saved = end
@@ -310,7 +313,8 @@ class Saver:
             job.gate.wait_all()
             if not self._copy(job, rows):
                 return False
-            if session.commit(reservation, staged) < len(staged):
+            # The chunks stay staged while the node is busy.
+            if job.patience.ask(partial(session.commit, reservation, staged)) < len(staged):
                 return False
             self._counts.add("saved_bytes", sum(map(self._memory.bytes_of_chunk, wanted)))
         return True
