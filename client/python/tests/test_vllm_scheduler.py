@@ -242,6 +242,19 @@ def test_a_failed_load_of_a_request_that_has_ended_says_nothing_about_the_next_o
     assert scheduled.comes(Request("b", 2)) == 2 * SHAPE.chunk_tokens
 
 
+def test_a_failed_load_leaves_the_saves_of_other_requests_alone(scheduled):
+    first = Request("a", 2)
+    scheduled.comes(first)
+    scheduled.save(scheduled.step(first).saves)
+    second = Request("b", 2)
+    scheduled.load(second, scheduled.comes(second))
+    scheduled.step()
+    scheduled.hears(received=("b",), blocks=(9,))
+    assert scheduled.step(first).saves == [], "its chunks are saved"
+    (again,) = scheduled.step(second).saves
+    assert (again.request, again.first_chunk) == ("b", 0)
+
+
 def test_names_with_a_salt_differ_in_every_chunk_and_stay_the_same():
     hashes = Request("a", 3).block_hashes
     plain, one, other = (

@@ -213,11 +213,13 @@ class SchedulerHalf:
             self._saved[name].chunks = 0
         if output.invalid_block_ids:
             self._recovered = self._step
-            # Saves planned after a failed load were not made: plan them anew. The node says which chunks it has.
-            for saved in self._saved.values():
-                saved.chunks = 0
-            failed = output.invalid_block_ids
-            self._unlucky.update(name for name, load in self._loading.items() if not load.pages.isdisjoint(failed))
+            blocks = output.invalid_block_ids
+            failed = {name for name, load in self._loading.items() if not load.pages.isdisjoint(blocks)}
+            self._unlucky |= failed
+            # No save was made of a step that computed from missing blocks. These saves are planned anew; the node says which chunks
+            # it has. No step computes from the blocks of an asynchronous load.
+            for name in self._saved.keys() if self.settings.load == "sync" else self._saved.keys() & failed:
+                self._saved[name].chunks = 0
         self._release_loaded(output.finished_recving or ())
 
     def reset(self) -> bool:
