@@ -1,5 +1,6 @@
 """The tier below vLLM's own offloading against a real node, and the node's events, without vLLM."""
 
+import http.client
 import http.server
 import json
 import logging
@@ -350,3 +351,16 @@ def test_events_that_are_none_end_their_stream_and_the_next_one_is_followed(capl
         server.shutdown()
     assert seen == [stored(7)]
     assert "no events from http://127.0.0.1:" in caplog.text
+
+
+@pytest.mark.parametrize("error", [OSError("not connected"), AttributeError("'NoneType' object has no attribute 'shutdown'")])
+def test_events_end_though_their_socket_was_closed_meanwhile(error):
+    class Socket:
+        def shutdown(self, _):
+            raise error
+
+    events = NodeEvents("127.0.0.1:1", lambda: None, 0.01)
+    events._connection = http.client.HTTPConnection("127.0.0.1:1")
+    events._connection.sock = Socket()
+    events.close()
+    assert not events._thread.is_alive()

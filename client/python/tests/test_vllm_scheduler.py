@@ -290,3 +290,16 @@ def test_requests_that_wait_while_their_node_restarts_hit_what_the_new_one_has(s
     assert scheduled.found(waiting) == 2 * SHAPE.chunk_tokens, "it is asked for again"
     scheduled.close()
     own.stop()
+
+
+def test_a_part_that_fails_to_close_leaves_no_other_part_open(scheduler_half, cluster):
+    scheduled = Scheduled(scheduler_half, cluster.sockets[0], "close")
+
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    scheduled.half._keeper.close = fail
+    with pytest.raises(RuntimeError):
+        scheduled.half.close()
+    assert scheduled.half._node.current() is None and scheduled.half._prefetcher._handoffs._shutdown
+    scheduled.rank.close()

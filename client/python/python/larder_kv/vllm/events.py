@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 logger = logging.getLogger("vllm.larder")
@@ -102,8 +103,9 @@ class NodeEvents:
         self._closed.set()
         connection = self._connection
         if connection is not None and connection.sock is not None:
-            # The thread that reads the stream notices this at once.
-            connection.sock.shutdown(2)
+            # The thread that reads the stream notices this at once. It may have closed the socket meanwhile.
+            with suppress(OSError, AttributeError):
+                connection.sock.shutdown(2)
         self._thread.join(timeout=10)
 
     def _run(self) -> None:

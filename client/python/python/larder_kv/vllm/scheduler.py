@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -281,11 +282,13 @@ class SchedulerHalf:
     def close(self) -> None:
         """Ends the work of this half. Threads must not be in native code when the interpreter goes down."""
         atexit.unregister(self.close)
-        if self._events is not None:
-            self._events.close()
-        self._prefetcher.close()
-        self._keeper.close()
-        self._node.close()
+        # The last part is closed first; a part that fails leaves none of the others open.
+        with ExitStack() as parts:
+            parts.callback(self._node.close)
+            parts.callback(self._keeper.close)
+            parts.callback(self._prefetcher.close)
+            if self._events is not None:
+                parts.callback(self._events.close)
 
     def _take_hints(self, request: "Request") -> Hints:
         """The hints of a request that comes."""
