@@ -191,6 +191,31 @@ def test_a_turn_whose_chunks_never_come_leaves_the_pin_of_the_next_turn(monkeypa
     assert ended == [number for number, chain in enumerate(pinned, 1) if chain == first], "only the second turn has a pin"
 
 
+@pytest.mark.parametrize("fault", ["an error", "too many tasks"])
+def test_the_next_turn_ends_the_pin_of_a_part_though_no_further_try_succeeded(monkeypatch, fault):
+    monkeypatch.setattr(keeping, "AGAIN_SECONDS", (0.01,))
+    monkeypatch.setattr(keeping, "MOST_TASKS", 1 if fault == "an error" else 0)
+    first, second, pinned, ended = [b"a", b"not yet saved"], [b"a", b"b"], [], []
+
+    def pin(_, chain: list[bytes], __) -> SimpleNamespace:
+        pinned.append(chain)
+        if chain == first and pinned.count(first) == 2:
+            raise larder_kv.RefusedError("no more pins")
+        return SimpleNamespace(pin=len(pinned), chunks=1 if chain == first else 2)
+
+    session = SimpleNamespace(pin=pin, unpin=ended.append)
+    node, counts = SimpleNamespace(session=session, namespace=SimpleNamespace(chain=list)), Counts()
+    keeper, counted = Keeper(SimpleNamespace(current=lambda: node), counts), Counted(counts)
+    for turn, hashes in enumerate((first, second)):
+        task = keeping.Task("pin", hashes, "alice", turn, time.monotonic(), time.monotonic() + 30)
+        keeper._do(task)
+        if turn == 0 and fault == "an error":
+            with pytest.raises(larder_kv.RefusedError):
+                keeper._do(task)
+    assert counted["pinned_chunks"] == 2 and ended == [1], "only the second turn has a pin"
+    keeper.close()
+
+
 def test_a_prompt_is_near_when_its_session_is_expected(kept, cluster, request):
     other = Connected(cluster.sockets[1], request.node.name)
     hashes = other.put(6, 7)

@@ -154,22 +154,29 @@ class Keeper:
         if left <= 0:
             return
         if self._has_later_pin(task):
-            unpin(node, task.pin)
+            # The later turn has ended this turn's pin.
             return
         pinned = node.session.pin(node.namespace, node.namespace.chain(task.hashes), left)
-        unpin(node, task.pin)
-        task.pin = (node, pinned.pin)
-        if pinned.chunks < len(task.hashes) and task.tries < len(AGAIN_SECONDS):
-            with self._changed:
-                self._plan(time.monotonic() + AGAIN_SECONDS[task.tries], task)
-            task.tries += 1
+        previous, task.pin = task.pin, (node, pinned.pin)
+        unpin(node, previous)
+        is_last = pinned.chunks == len(task.hashes) or task.tries == len(AGAIN_SECONDS)
+        if task.session is not None and (pinned.chunks or is_last):
+            # Before another try: it may fail or be dropped, and the next turn ends this pin.
+            former = self._note_pin(task.session, task)
+            unpin(node, former if former is not previous else None)
+        if is_last:
+            self._counts.add("pinned_chunks", pinned.chunks)
             return
-        self._counts.add("pinned_chunks", pinned.chunks)
-        if task.session is not None:
-            with self._changed:
-                turns = self._turns(task.session)
-                former, turns.pin, turns.pin_planned = turns.pin, task.pin, task.planned
-            unpin(node, former)
+        with self._changed:
+            self._plan(time.monotonic() + AGAIN_SECONDS[task.tries], task)
+        task.tries += 1
+
+    def _note_pin(self, session: str, task: Task) -> tuple[Open, int] | None:
+        """Notes the pin of a session's last turn, and returns the pin so far."""
+        with self._changed:
+            turns = self._turns(session)
+            former, turns.pin, turns.pin_planned = turns.pin, task.pin, task.planned
+        return former
 
     def _has_later_pin(self, task: Task) -> bool:
         """Whether a later turn of the session has its pin already."""
