@@ -75,3 +75,24 @@ def test_a_server_with_ever_new_kinds_warns_of_some(server, caplog):
     for elements in range(501, 601):
         server.store(elements)
     assert caplog.text.count("not stored") == 16 and server.count("shed_keys") == 100
+
+
+def test_a_load_gives_its_chunks_back_if_no_further_one_can_be_made():
+    """Each chunk that nobody gives back stays taken from LMCache's memory."""
+    chunks, given_back = [], []
+
+    def allocate(*_, **__):
+        if len(chunks) == 2:
+            raise MemoryError("no more memory")
+        number = len(chunks)
+        chunks.append(SimpleNamespace(ref_count_down=lambda: given_back.append(number)))
+        return chunks[-1]
+
+    with absent_packages("lmcache"):
+        connector_class = importlib.import_module("larder_kv.lmcache.connector").LarderConnector
+        connector = object.__new__(connector_class)
+        connector._allocator = SimpleNamespace(allocate=allocate)
+        connector.meta_shapes = connector.meta_dtypes = connector.meta_fmt = None
+        with pytest.raises(MemoryError):
+            connector._load_now(["a", "b", "c"])
+    assert given_back == [0, 1]

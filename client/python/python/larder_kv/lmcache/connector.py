@@ -148,14 +148,14 @@ class LarderConnector(RemoteConnector):
 
     def _load_now(self, keys: Sequence[CacheEngineKey]) -> Chunks:
         chunks: list[Any] = []
-        for _ in keys:
-            chunk = self._allocator.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt, busy_loop=False)
-            if chunk is None:
-                break
-            chunks.append(chunk)
-        wanted = [digest(key.to_string()) for key in keys[: len(chunks)]]
         loaded = 0
         try:
+            for _ in keys:
+                chunk = self._allocator.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt, busy_loop=False)
+                if chunk is None:
+                    break
+                chunks.append(chunk)
+            wanted = [digest(key.to_string()) for key in keys[: len(chunks)]]
             loaded = self._keyed.load(self._namespace(), wanted, Buffers([chunk.byte_array for chunk in chunks]))
         finally:
             for chunk in chunks[loaded:]:
