@@ -17,8 +17,9 @@ pub struct SessionOptions {
     /// Requested bytes of write window; 0 for a session that never writes. The node may give less. Room for two or three chunks
     /// (all slices and pools of the session) is enough to overlap copying and committing.
     pub window_bytes: u64,
-    /// Time limit of a request, from the call to its result. `Duration::MAX` is no limit. To collect a ticket takes longer by the
+    /// Time limit of a request, from its sending to its result. `Duration::MAX` is no limit. To collect a ticket takes longer by the
     /// time for which the caller waits, or for [`Wait::Complete`](larder_protocol::session::Wait::Complete) twice as long at most.
+    /// While the node allows no more outstanding requests, a call waits for others first, for this time at most.
     pub timeout: Duration,
     /// Which blocks are verified as they are read.
     pub verify: Verify,

@@ -18,7 +18,8 @@ use crate::origin::Origin;
 struct CloseAtEnd(Weak<Link>);
 
 impl Link {
-    /// Sends a request and waits for its result.
+    /// Sends a request and waits for its result. While as many requests are outstanding as the node allows, it first waits for one
+    /// of them, for the session's timeout at most; the request's own timeout starts when it is sent.
     ///
     /// Cancel safe: what a late answer grants is given back.
     pub(crate) async fn ask<T>(
@@ -28,11 +29,10 @@ impl Link {
     ) -> Result<T, SessionError> {
         self.start_task()?;
         let timeout = round_trip.answered_within(self.timeout);
-        let answer = async {
-            let permit = Arc::clone(&self.callers).acquire_owned().await.map_err(|_| self.closed())?;
-            let answer = self.send(round_trip, origin, permit)?;
-            answer.await.map_err(|_| self.closed())?
-        };
+        let permit = async { Arc::clone(&self.callers).acquire_owned().await.map_err(|_| self.closed()) };
+        let permit = within(self.timeout, permit).await?;
+        let answer = self.send(round_trip, origin, permit)?;
+        let answer = async { answer.await.map_err(|_| self.closed())? };
         within(timeout, answer).await.map(|result| result.keep())
     }
 

@@ -84,6 +84,27 @@ async fn a_ticket_may_be_collected_for_longer_than_requests_may_take() {
 }
 
 #[tokio::test]
+async fn the_timeout_of_a_request_that_waits_for_others_starts_when_it_is_sent() {
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    let (socket, node) = node(move |mut node| {
+        node.welcome(0, false);
+        // As many as may be outstanding at a time.
+        let numbers: Vec<u64> = (0..56).map(|_| node.next().unwrap().0).collect();
+        thread::sleep(TIMEOUT * 7 / 10);
+        numbers.into_iter().for_each(|number| node.answer(number, &Response::Unpinned, Vec::new()));
+        let last = node.next().unwrap().0;
+        thread::sleep(TIMEOUT * 7 / 10);
+        node.answer(last, &Response::Unpinned, Vec::new());
+    });
+    let session = Session::open(socket, SessionOptions { timeout: TIMEOUT, ..options() }).await.unwrap();
+    let calls: Vec<_> = (0..57).map(|pin| tokio::spawn(session.unpin(pin).into_future())).collect();
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+    tokio::task::spawn_blocking(|| node.join().unwrap()).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_thread_that_waits_receives_for_tasks_and_leaves_the_rest_to_them() {
     let (all_asked, asked) = mpsc::channel::<()>();
     let (is_left, left) = mpsc::channel::<()>();

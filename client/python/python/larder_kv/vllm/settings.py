@@ -8,6 +8,10 @@ from typing import Any, Literal, Self
 from larder_kv.settings import ADDRESS, HOUR, NodeSettings, setting
 from larder_kv.settings import UnsupportedError as UnsupportedError
 
+MOST_PREFETCHES, MOST_HANDOFFS = 64, 96
+"""A session has 56 requests under way at a time (see `MAX_OUTSTANDING_REQUESTS` of the protocol); others wait for one of them, for
+the timeout at most. A prefetch takes half of the timeout at most, a question of a hand-over a quarter: so many get their turn."""
+
 
 @dataclass(frozen=True)
 class Settings(NodeSettings):
@@ -68,7 +72,7 @@ class Settings(NodeSettings):
         most=1_000_000_000,
     )
     prefetches: int = setting(
-        "requests for which prefixes are brought at the same time", default=16, least=1, most=1_024
+        "requests for which prefixes are brought at the same time", default=16, least=1, most=MOST_PREFETCHES
     )
     save_queue_chunks: int = setting(
         "chunks that may wait for their save; further chunks are dropped and counted", default=256, least=1, most=1_000_000
@@ -78,7 +82,7 @@ class Settings(NodeSettings):
         "requests that may wait at the same time for another engine to compute their prompts",
         default=64,
         least=1,
-        most=1_024,
+        most=MOST_HANDOFFS,
     )
     handoff_seconds: float = setting(
         "how long the other engine may hand nothing over; then this engine computes the prompt", default=10.0, above=0, most=HOUR
