@@ -223,7 +223,11 @@ impl Membership {
         let is_member = |name: &str| table.members.iter().any(|member| member.name == name);
         let again = lost.into_iter().filter(|member| !is_member(&member.name));
         let mut lost = LostMembers::default();
-        lost.add(again.map(|member| Lost { member, heard: now, removed: now }), now, patience.remember_lost_ms);
+        lost.add(
+            again.map(|member| Lost { member, heard: now, removed: now }),
+            now,
+            patience.remember_lost_ms,
+        );
         let known = |member: &Member| {
             let drains = member.state == MemberState::Draining;
             let member = Member { state: well(drains), ..member.clone() };

@@ -66,7 +66,7 @@ impl StateFile {
             open(path)
         };
         // The store panics over some kinds of damage.
-        let (database, [state, lost]) = catch_unwind(open)
+        let Opened { database, state, lost } = catch_unwind(open)
             .map_err(|_| damaged())?
             .map_err(|source| StateError::Open { path: path.to_owned(), source: Box::new(source) })?;
         let mut state = match state {
@@ -125,8 +125,15 @@ fn aligned(bytes: &[u8]) -> AlignedVec<16> {
     aligned
 }
 
-/// The store in a file; the state in it, and the lost members.
-fn open(path: &Path) -> Result<(Database, [Option<Vec<u8>>; 2]), redb::Error> {
+/// An open store, and its values.
+struct Opened {
+    database: Database,
+    state: Option<Vec<u8>>,
+    lost: Option<Vec<u8>>,
+}
+
+/// Opens the store in a file.
+fn open(path: &Path) -> Result<Opened, redb::Error> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let mut database = Database::builder().create_file(file)?;
     // Reads the whole file, so that damage is found now, and not by a later write.
@@ -137,8 +144,8 @@ fn open(path: &Path) -> Result<(Database, [Option<Vec<u8>>; 2]), redb::Error> {
     let read = database.begin_read()?;
     let table = read.open_table(TABLE)?;
     let bytes = |key| Ok::<_, redb::Error>(table.get(key)?.map(|value| value.value().to_vec()));
-    let found = [bytes(KEY)?, bytes(LOST_KEY)?];
-    Ok((database, found))
+    let (state, lost) = (bytes(KEY)?, bytes(LOST_KEY)?);
+    Ok(Opened { database, state, lost })
 }
 
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("larder coordinator 1");
@@ -159,7 +166,7 @@ mod tests {
         assert_eq!(empty, DurableState::default());
         let table = Table { epoch: Epoch { term: 3, number: 9 }, ..Table::default() };
         let numbers = vec![("a".into(), NodeNumber(4))];
-        let state = DurableState { table, numbers, lost: golden(PARTITIONS).table.members };
+        let state = DurableState { table, numbers, lost: golden(PARTITIONS.into()).table.members };
         file.write(&state).unwrap();
         drop(file);
         assert_eq!(StateFile::open(&path).unwrap().1, state);
@@ -297,7 +304,7 @@ mod tests {
         make(&path).unwrap();
         make(&path).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-        assert_eq!(open(&path).unwrap().1, None);
+        assert_eq!(open(&path).unwrap().state, None);
     }
 
     #[test]

@@ -291,11 +291,12 @@ fn a_fetch_for_a_device_or_namespace_that_is_not_there_holds_nothing() {
     let connection = peer.dial(cluster.member("node-0").peer, Role::Node).unwrap();
     let unknown = larder_protocol::Fingerprint([9; 32]);
     for device in [0, 7, u16::MAX] {
-        let chunks = Chunks { device, fingerprint: unknown, hashes: prompt(b'a', 2) };
-        let fetch =
-            PeerRequest::Fetch(Fetch { chunks, block_bytes: vec![1, 2, u64::MAX], class: Class::Decode });
-        let not_held = vec![larder_protocol::peer::FetchedChunk::NotHeld; 2];
-        assert_eq!(peer.ask(&connection, &fetch).unwrap(), PeerResponse::Fetched(not_held));
+        for (count, block_bytes) in [(2_u8, vec![1, 2, 3]), (1, vec![1, 2, u64::MAX])] {
+            let chunks = Chunks { device, fingerprint: unknown, hashes: prompt(b'a', count) };
+            let fetch = PeerRequest::Fetch(Fetch { chunks, block_bytes, class: Class::Decode });
+            let not_held = vec![larder_protocol::peer::FetchedChunk::NotHeld; usize::from(count)];
+            assert_eq!(peer.ask(&connection, &fetch).unwrap(), PeerResponse::Fetched(not_held));
+        }
     }
     nothing_happened(&cluster);
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use larder_protocol::Fingerprint;
 use larder_protocol::peer::Room;
 use larder_protocol::table::{Holder, NodeNumber};
 
 use super::{Worth, pays_to_forward, transfer_weight};
-use crate::store::ids::NamespaceId;
 
 /// The other nodes that answered lately.
 #[derive(Debug, Clone, Default)]
@@ -18,9 +18,9 @@ pub struct Neighbours {
     /// The bytes a second that this node serves.
     own: u64,
     /// The last answers of [`Neighbours::cheapest`], by namespace, kept so that an eviction does not look at all nodes.
-    cheapest: BTreeMap<NamespaceId, (NodeNumber, Worth, Duration)>,
+    cheapest: BTreeMap<Fingerprint, (NodeNumber, Worth, Duration)>,
     /// The nodes that took no chunk of a namespace though they had room, until they are offered its chunks again.
-    refusals: BTreeMap<(NamespaceId, NodeNumber), Duration>,
+    refusals: BTreeMap<(Fingerprint, NodeNumber), Duration>,
 }
 
 impl Neighbours {
@@ -55,7 +55,7 @@ impl Neighbours {
 
     /// Notes that a node took none of the chunks of a namespace that were worth so much. If it has room for such chunks, it may
     /// not know the namespace: it gets no offers of the namespace for some seconds.
-    pub fn refused(&mut self, node: NodeNumber, namespace: NamespaceId, worth: Worth, now: Duration) {
+    pub fn refused(&mut self, node: NodeNumber, namespace: Fingerprint, worth: Worth, now: Duration) {
         let has_room =
             self.heard.get(&node).is_some_and(|(room, _)| pays_to_forward(worth, Worth(room.least)));
         if has_room {
@@ -68,7 +68,7 @@ impl Neighbours {
     /// The node whose next victim is worth least, and that worth, for chunks of a namespace. Of equal nodes, the one that was
     /// heard last.
     #[must_use]
-    pub fn cheapest(&mut self, namespace: NamespaceId, now: Duration) -> Option<(NodeNumber, Worth)> {
+    pub fn cheapest(&mut self, namespace: Fingerprint, now: Duration) -> Option<(NodeNumber, Worth)> {
         let is_fresh = |at: Duration| now.saturating_sub(at) < FRESH;
         let known = self.cheapest.get(&namespace).copied().filter(|&(.., at)| is_fresh(at));
         let cheapest = known.or_else(|| {
@@ -117,8 +117,8 @@ impl Neighbours {
 
 /// Whether a node took no chunk of a namespace lately.
 fn refuses(
-    refusals: &BTreeMap<(NamespaceId, NodeNumber), Duration>,
-    namespace: NamespaceId,
+    refusals: &BTreeMap<(Fingerprint, NodeNumber), Duration>,
+    namespace: Fingerprint,
     node: NodeNumber,
     now: Duration,
 ) -> bool {
@@ -138,7 +138,7 @@ const MAX_NEIGHBOURS: usize = 4_096;
 mod tests {
     use super::*;
 
-    const MODEL: NamespaceId = NamespaceId(0);
+    const MODEL: Fingerprint = Fingerprint([0; 32]);
 
     const fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_node_that_took_no_chunk_of_a_namespace_is_offered_others_but_no_more_of_these_for_a_while() {
-        let ([a, b], other) = ([1, 2].map(NodeNumber), NamespaceId(7));
+        let ([a, b], other) = ([1, 2].map(NodeNumber), Fingerprint([7; 32]));
         let mut neighbours = Neighbours::default();
         neighbours.heard(a, room(5, 0), at(0));
         neighbours.heard(b, room(3, 0), at(0));

@@ -144,7 +144,9 @@ impl Store {
         if !is_only_copy(chunk) || chunk.was_forwarded() {
             return false;
         }
-        let Some((to, there)) = self.departing.neighbours.cheapest(chunk.namespace, now) else {
+        let Some((to, there)) =
+            self.departing.neighbours.cheapest(self.namespaces.get(chunk.namespace).fingerprint, now)
+        else {
             return false;
         };
         // A learning policy also evicts young chunks without worth. So a chunk counts for no more than recent victims did.
@@ -196,7 +198,8 @@ impl Store {
                 (Duration::from_millis(self.now.0), offered.iter().map(|leaving| leaving.worth));
             match worths.min() {
                 Some(worth) if !wanted.is_empty() => {
-                    self.departing.neighbours.refused(to, named.namespace, worth, now);
+                    let namespace = self.namespaces.get(named.namespace).fingerprint;
+                    self.departing.neighbours.refused(to, namespace, worth, now);
                 }
                 _ => self.departing.neighbours.forget(to),
             }

@@ -33,12 +33,12 @@ struct Record {
 struct Namespaces {
     numbers: HashMap<Fingerprint, u32>,
     /// The namespace of each number.
-    held: Vec<Namespace>,
+    held: Vec<NamespaceRecords>,
     unused: Vec<u32>,
 }
 
 #[derive(Debug)]
-struct Namespace {
+struct NamespaceRecords {
     fingerprint: Fingerprint,
     records: u32,
     /// Pages of the records.
@@ -171,7 +171,7 @@ impl Namespaces {
     fn hold(&mut self, fingerprint: Fingerprint, pages: u32) -> u32 {
         let number = *self.numbers.entry(fingerprint).or_insert_with(|| {
             self.unused.pop().unwrap_or_else(|| {
-                self.held.push(Namespace { fingerprint, records: 0, pages: 0 });
+                self.held.push(NamespaceRecords { fingerprint, records: 0, pages: 0 });
                 self.held.len() as u32 - 1
             })
         });
