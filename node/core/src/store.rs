@@ -255,8 +255,10 @@ impl Store {
         self.quarantine_copies_of(id);
         let Some(session) = self.sessions.close(id) else { return };
         session.namespaces.keys().for_each(|&number| self.namespaces.get_mut(number).sessions -= 1);
+        // The memory of a tenant that left is never used again in place.
+        let has_left = !self.serves(session.tenant);
         for Lease { chunks, .. } in session.leases.into_values() {
-            match self.sessions.living(session.process) {
+            match self.sessions.living(session.process).filter(|_| !has_left) {
                 Some(process) => {
                     process.orphaned_leases.push(chunks.clone());
                     chunks.iter().for_each(|&chunk| self.orphan(chunk));
@@ -271,12 +273,17 @@ impl Store {
     pub fn process_gone(&mut self, process: ProcessId) {
         self.process_left_seclusion(process);
         let Some(held) = self.sessions.process_gone(process) else { return };
-        for chunks in held.orphaned_leases {
+        self.end_orphaned(held.orphaned_leases);
+        self.process_left_follows(process);
+        self.evict_above_watermark();
+    }
+
+    /// Ends leases whose engines read no more, or only memory that is never used again in place.
+    fn end_orphaned(&mut self, leases: Vec<Box<[ChunkId]>>) {
+        for chunks in leases {
             chunks.iter().for_each(|&chunk| self.adopt(chunk));
             self.unclaim(&chunks);
         }
-        self.process_left_follows(process);
-        self.evict_above_watermark();
     }
 
     /// Ends pins, reservations, follows and forwards whose time is over. Removes some chunks of tenants that left or hold too

@@ -14,7 +14,7 @@ metrics_table! {
         written_bytes: IntCounter = "larder_disk_written_bytes_total", "bytes", [DEVICE],
             "Bytes written to disk, including headers and moves";
         moved_bytes: IntCounter = "larder_disk_moved_bytes_total", "bytes", [DEVICE],
-            "Bytes rewritten because they were in use when their segment was given up";
+            "Bytes rewritten when their segment was given up: they were in use, or their tenant has less than its part of the disk";
         scrubbed_bytes: IntCounter = "larder_disk_scrubbed_bytes_total", "bytes", [DEVICE],
             "Bytes that the scrubber verified";
         records: IntGauge = "larder_disk_records", "chunks", [DEVICE], "Chunks on disk";

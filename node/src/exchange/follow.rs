@@ -351,7 +351,8 @@ impl Server {
         };
         let Some(_lease) = lease else {
             let busy = PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS });
-            if write_message(&mut send, &busy).await.is_ok() {
+            // An error: the asker went away, or does not read.
+            if let Ok(Ok(())) = timeout(STALL_DEADLINE, write_message(&mut send, &busy)).await {
                 let _ = send.finish();
             }
             return;

@@ -203,6 +203,9 @@ impl Store {
             let gone: HashSet<NamespaceId> = namespaces.gone().collect();
             self.void_where(|namespace, _| gone.contains(&namespace));
             self.purges.leaving_from = Some(0);
+            let index = &self.index;
+            let orphaned = self.sessions.take_orphaned(|id| gone.contains(&index.get(id).namespace));
+            self.end_orphaned(orphaned);
         }
         // Otherwise others would hear that a chunk is lost after they heard that it is here again.
         let is_named_again =

@@ -177,6 +177,16 @@ impl Sessions {
         is_new
     }
 
+    /// Takes out the orphaned leases of such chunks.
+    pub(crate) fn take_orphaned(&mut self, is_such: impl Fn(ChunkId) -> bool) -> Vec<Box<[ChunkId]>> {
+        let leases = self.processes.values_mut().flat_map(|process| {
+            process
+                .orphaned_leases
+                .extract_if(.., |chunks| chunks.first().is_some_and(|&chunk| is_such(chunk)))
+        });
+        leases.collect()
+    }
+
     /// Whether every process that was given this extent's memory is gone.
     pub(crate) fn left_by_all(&self, extent: u32) -> bool {
         self.processes.values().all(|process| process.is_gone || !process.extents.contains(&extent))

@@ -197,6 +197,26 @@ fn a_tenant_that_leaves_leaves_nothing_and_its_memory_serves_others_only_when_it
 }
 
 #[test]
+fn leases_that_an_engine_never_ends_hold_no_memory_of_a_tenant_that_left() {
+    for session_ends_first in [true, false] {
+        let mut f = Fixture::new(limits(8, 8));
+        f.put("abcd");
+        f.lease("ab");
+        if session_ends_first {
+            f.store.close_session(f.session);
+            assert_eq!(f.store.usage().bytes.quarantined, 2 * BLOCK, "its process may still read");
+        }
+        f.store.tenants_are(&[0, u64::MAX], &[]);
+        f.store.close_session(f.session);
+        f.store.tick(Millis(50));
+        assert_eq!((f.used(), f.store.usage().bytes.quarantined), (0, 0));
+        f.store.assert_consistent();
+        f.store.process_gone(ProcessId(0));
+        f.store.assert_consistent();
+    }
+}
+
+#[test]
 fn a_tenant_that_comes_again_by_the_same_name_begins_anew() {
     let mut f = Fixture::new(limits(16, 16));
     f.put("ab");
