@@ -14,6 +14,7 @@ mod published;
 pub mod register;
 mod reload;
 pub mod ring;
+mod rivals;
 mod serve;
 mod server;
 mod shared;

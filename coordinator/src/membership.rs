@@ -485,6 +485,13 @@ impl Membership {
         DurableState { table: (*self.table).clone(), numbers, lost: self.lost.members() }
     }
 
+    /// The members that are heard.
+    #[must_use]
+    pub fn heard_members(&self) -> Vec<NodeNumber> {
+        let heard = self.members.values().filter(|known| known.member.state != MemberState::Suspect);
+        heard.filter(|known| !known.is_awaited).map(|known| known.member.number).collect()
+    }
+
     /// Every member.
     #[must_use]
     pub fn report(&self, now: Millis) -> Vec<MemberReport> {

@@ -27,6 +27,7 @@ use crate::membership::{Beat, JoinRefused};
 use crate::metrics::Metrics;
 use crate::published::Published;
 use crate::reload::Reloads;
+use crate::rivals::RivalReports;
 use crate::shared::SharedMembership;
 use crate::uptime::Uptime;
 
@@ -42,10 +43,18 @@ pub(crate) struct Server {
     pub(crate) audit: Audit,
     /// The time for which an elected coordinator may lead beside a successor that it does not know yet.
     pub(crate) yields_after: Duration,
-    /// Whether a check of another leader is under way.
-    pub(crate) is_in_doubt: Cell<bool>,
+    pub(crate) doubts: Doubts,
     /// Warnings about nodes that may not join, by name.
     pub(crate) warnings: RefCell<Warnings>,
+}
+
+/// What speaks for another leader.
+#[derive(Debug, Default)]
+pub(crate) struct Doubts {
+    /// Whether a check of another leader is under way.
+    is_checking: Cell<bool>,
+    /// Other leaders that members report.
+    reports: RefCell<RivalReports>,
 }
 
 /// Serves until the endpoint is closed.
@@ -207,16 +216,24 @@ impl Server {
         let _ = timeout(FLUSH_DEADLINE, send.stopped()).await;
     }
 
+    /// Whether this coordinator should yield to another that leads in a higher term. Without an election it does so only if most of
+    /// its members follow either.
+    fn yields_to(&self, other: &Standing) -> bool {
+        let members = self.membership.lock().heard_members();
+        self.standing().yields_to(other)
+            && self.doubts.reports.borrow().are_of_most(other.life, &members, self.uptime.now())
+    }
+
     /// Yields to another coordinator that leads in a higher term, unless this coordinator hears of that term in time.
     fn compare(self: &Rc<Self>, address: SocketAddr, other: &Standing) {
-        if !self.standing().yields_to(other) || self.is_in_doubt.replace(true) {
+        if !self.yields_to(other) || self.doubts.is_checking.replace(true) {
             return;
         }
         let (server, other) = (Rc::clone(self), other.clone());
         actix_rt::spawn(async move {
             sleep(server.yields_after).await;
-            server.is_in_doubt.set(false);
-            if server.standing().yields_to(&other) {
+            server.doubts.is_checking.set(false);
+            if server.yields_to(&other) {
                 // An error means that this coordinator stops already.
                 let _ = server.part.rivals.try_send(Rival { address, term: other.term });
             }
@@ -300,7 +317,7 @@ impl Server {
                         self.adopt(&table, &guest.connection().peer().name);
                     }
                 }
-                Ok(Some(FollowerMessage::Rival(address))) => self.meet(address).await,
+                Ok(Some(FollowerMessage::Rival(address))) => self.meet(number, address).await,
                 Ok(Some(FollowerMessage::Drains(_) | FollowerMessage::Leave)) if !self.standing().leads => {
                     return;
                 }
@@ -336,10 +353,11 @@ impl Server {
         }
     }
 
-    /// Asks another coordinator that leads, as a node reports. One of the two yields; the question tells the other this one's
-    /// standing.
-    async fn meet(self: &Rc<Self>, address: SocketAddr) {
+    /// Asks another coordinator that leads, as a member reports. If most members of both report the other, one of the two yields;
+    /// the question tells the other this one's standing.
+    async fn meet(self: &Rc<Self>, by: NodeNumber, address: SocketAddr) {
         if let Some(other) = who(&self.endpoint, address, Some(self.standing())).await {
+            self.doubts.reports.borrow_mut().note(other.life, by, self.uptime.now());
             self.compare(address, &other);
         }
     }

@@ -2,7 +2,7 @@
 
 mod console;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ use crate::register::etcd::Etcd;
 use crate::register::kubernetes::Kubernetes;
 use crate::register::{Memory, Register, Trouble};
 use crate::reload::Reloads;
-use crate::serve::{Server, serve as serve_followers};
+use crate::serve::{Doubts, Server, serve as serve_followers};
 use crate::shared::SharedMembership;
 use crate::state::{StateError, StateFile};
 use crate::uptime::Uptime;
@@ -130,7 +130,7 @@ pub enum ServeError {
     Register(#[source] Trouble),
     /// Another coordinator leads, and this one was not elected together with it.
     #[error(
-        "another coordinator leads the same nodes, at {address} in term {term}. This one has the lower term {own}, and stops. Let only one coordinator run, or let them elect the leader ([election])"
+        "another coordinator leads nodes of this cluster, at {address} in term {term}. This one, in term {own}, started earlier or has the lower term, and stops. Let only one coordinator run, or let them elect the leader ([election])"
     )]
     Rival {
         /// The other coordinator's address.
@@ -305,7 +305,7 @@ async fn serve_noting<R: Register + 'static>(
         reloads: reloads.clone(),
         audit: audit.clone(),
         yields_after: Duration::from_millis(yields_after_ms),
-        is_in_doubt: Cell::new(false),
+        doubts: Doubts::default(),
         warnings: RefCell::default(),
     };
     actix_rt::spawn(reloads.watch(times));
