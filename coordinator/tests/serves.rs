@@ -811,6 +811,32 @@ fn two_coordinators_that_do_not_know_of_each_other_are_noticed_and_the_lower_one
 }
 
 #[test]
+fn a_node_that_names_the_coordinators_of_two_clusters_ends_neither() {
+    on_one_thread(async {
+        let place = Place::new();
+        let other = place.config("other.redb", None);
+        let [one, other] = [
+            place.start(None),
+            Coordinator::start(move |ready, stop| actix_rt::System::new().block_on(run(other, ready, stop))),
+        ];
+        let mut nodes = Vec::new();
+        for (name, coordinator) in [("a", &one), ("b", &one), ("c", &other), ("d", &other)] {
+            nodes.push(place.node(name, 1, coordinator));
+        }
+        for node in &mut nodes {
+            node.sees("both nodes of its cluster", members(2)).await;
+        }
+        let mut strange = place.node_of("e", 1, vec![one.ready.peer, other.ready.peer]);
+        strange.sees("a cluster", members(3)).await;
+        // It looks for other leaders at once, and its coordinator asks these at once.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(!one.thread.is_finished() && !other.thread.is_finished());
+        one.stop();
+        other.stop();
+    });
+}
+
+#[test]
 fn a_node_obeys_no_coordinator_of_an_earlier_term() {
     on_one_thread(async {
         let place = Place::new();
