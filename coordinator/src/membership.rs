@@ -76,6 +76,8 @@ pub struct Membership {
     last_tick: Millis,
     /// No silence changes anything before this time, so most ticks look at no member.
     judge_at: Millis,
+    /// The time of the next look at who is not reached.
+    judge_reach_at: Millis,
     published: Option<Millis>,
     is_changed: bool,
     counts: EventCounts,
@@ -246,6 +248,7 @@ impl Membership {
             started: now,
             last_tick: now,
             judge_at: 0,
+            judge_reach_at: 0,
             published: None,
             counts: EventCounts::default(),
             office: Office::Alone,
@@ -305,6 +308,8 @@ impl Membership {
             self.gathers_from = now;
         }
         self.members.insert(number, KnownMember { drains, ..KnownMember::new(member, now) });
+        // It reports anew whom it does not reach.
+        self.members.values_mut().for_each(|known| _ = known.unanswered.remove(&number));
         self.judge_at = 0;
         self.lost.came_back(name);
         Ok(Joined { number, heartbeat_ms: self.patience.heartbeat_ms })
@@ -340,14 +345,15 @@ impl Membership {
             known.member.state = well(known.drains);
             (self.is_changed, self.judge_at) = (true, 0);
         }
+        let silent: BTreeSet<NodeNumber> = heartbeat.silent.iter().copied().collect();
         for answers in reported {
-            if !heartbeat.silent.contains(&answers)
+            if !silent.contains(&answers)
                 && let Some(known) = self.members.get_mut(&answers)
             {
                 known.unanswered.remove(&number);
             }
         }
-        for silent in &heartbeat.silent {
+        for silent in &silent {
             if let Some(known) = self.members.get_mut(silent).filter(|_| *silent != number) {
                 known.unanswered.entry(number).or_insert(now);
                 let is_news = known.reports.insert(number, now).is_none();
@@ -407,7 +413,10 @@ impl Membership {
         if now >= self.judge_at && now.saturating_sub(self.started) >= self.patience.grace_ms {
             self.judge(now);
         }
-        self.judge_reach(now);
+        if now >= self.judge_reach_at {
+            self.judge_reach_at = now + REACH_EVERY_MS;
+            self.judge_reach(now);
+        }
         self.is_changed |= self.served_v1 && !self.serves_v1();
         let is_due = self.published.is_none_or(|then| now.saturating_sub(then) >= BATCH_MS);
         if !(self.is_changed && is_due && self.has_gathered(now)) {
@@ -701,6 +710,9 @@ impl KnownMember {
         self.reports.len() >= REPORTERS
     }
 }
+
+/// Interval of looks at who is not reached.
+const REACH_EVERY_MS: Millis = 500;
 
 /// The state of a member that is heard.
 fn well(drains: bool) -> MemberState {

@@ -526,6 +526,19 @@ fn a_node_that_is_heard_here_but_that_most_others_do_not_reach_is_home_to_nothin
 }
 
 #[test]
+fn reports_of_a_node_that_joins_again_count_no_more() {
+    let (mut membership, numbers) = cluster(2);
+    let before = membership.tick(10).unwrap();
+    membership.heartbeat(numbers[0], 1, &Heartbeat { silent: vec![numbers[1]], ..beat() }, 100);
+    membership.join("node-0", &join(1), 200).unwrap();
+    for now in (200..30_000).step_by(500) {
+        numbers.iter().for_each(|&number| _ = membership.heartbeat(number, 1, &beat(), now));
+        membership.tick(now);
+    }
+    assert_eq!(membership.table().homes, before.homes);
+}
+
+#[test]
 fn where_nobody_reaches_anybody_the_homes_stay() {
     let (mut membership, numbers) = cluster(3);
     let before = membership.tick(10).unwrap();

@@ -332,8 +332,8 @@ impl Drain {
             }
         };
         for ((mut candidate, ..), _) in others.into_iter().rev() {
-            // A taker that refuses a whole namespace, or keeps a part of the batch, says nothing of the chunk.
-            candidate.refusals += u8::from(!refuses_all && moved == 0);
+            // A taker that does not answer, refuses a whole namespace, or keeps a part of the batch, says nothing of the chunk.
+            candidate.refusals += u8::from(taken.is_some() && !refuses_all && moved == 0);
             if candidate.refusals < MOST_REFUSALS {
                 self.queue.again(candidate);
             } else {

@@ -5,8 +5,9 @@
 //! segment, so that each turn gains at least the other half. A segment with bytes that the drive could not read is freed
 //! before its turn, and all its records move: the drive replaces unreadable sectors when they are written anew.
 //!
-//! **Tenants** share the disk as equals ([`parts`]). The records of a tenant that has less than its part move, too, read or not,
-//! up to three quarters of a segment. A segment that is mostly theirs goes to the young end as it is.
+//! **Tenants** share the disk as equals ([`parts`]). The records of a tenant that has clearly less than its part move, too, read or
+//! not, up to half a segment; all moves together take three quarters at most. A segment that is mostly theirs goes to the young end
+//! as it is.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::Hash;
@@ -121,6 +122,8 @@ pub struct Log {
     sealed: VecDeque<u32>,
     open: Option<OpenSegment>,
     evicting: Option<Evicting>,
+    /// Segments given up since the last write found room.
+    evictions: u32,
     /// Segments with unreadable bytes. Few.
     failing: Vec<u32>,
     segment_sequence: u64,
@@ -150,7 +153,9 @@ struct Evicting {
     segment: u32,
     /// Position in the segment's records.
     at: usize,
+    /// Pages of moved records, and of those among them that moved for their tenant.
     moved_pages: u64,
+    kept_pages: u64,
     /// Records that should have moved, but could not be read.
     lost: u32,
     /// For each namespace, by its number in the index, whether its records are kept.
@@ -195,6 +200,7 @@ impl Log {
             sealed: VecDeque::new(),
             open: None,
             evicting: None,
+            evictions: 0,
             failing: Vec::new(),
             segment_sequence: 0,
             record_sequence: 0,
@@ -278,7 +284,10 @@ impl Log {
     ///
     /// # Panics
     /// Panics if no segment is open, or the record does not fit.
-    pub fn place(&mut self, pages: u64) -> Placed {
+    pub fn place(&mut self, pages: u64, purpose: RoomPurpose) -> Placed {
+        if purpose == RoomPurpose::Write {
+            self.evictions = 0;
+        }
         let open = self.open.as_mut().expect("a record is placed where there is room");
         let placed = Placed { segment: open.segment, page: open.page, sequence: self.record_sequence + 1 };
         self.record_sequence += 1;
@@ -398,9 +407,13 @@ impl Log {
     /// namespace.
     pub fn evict_next<Owner: Eq + Hash>(&mut self, owner: impl Fn(&Fingerprint) -> Option<Owner>) -> Evict {
         if self.evicting.is_none() {
-            let keeps = parts::keeps(&self.index.pages(owner));
+            // If no write found room for so long, records of all tenants go.
+            let is_in_vain = self.evictions as usize > self.segments.len();
+            let keeps = if is_in_vain { Vec::new() } else { parts::keeps(&self.index.pages(owner)) };
             let Some(segment) = self.next_to_evict(&keeps) else { return Evict::Nothing };
-            self.evicting = Some(Evicting { segment, at: 0, moved_pages: 0, lost: 0, keeps });
+            self.evictions = self.evictions.saturating_add(1);
+            let (moved_pages, kept_pages) = (0, 0);
+            self.evicting = Some(Evicting { segment, at: 0, moved_pages, kept_pages, lost: 0, keeps });
         }
         let Some(evicting) = self.evicting.as_mut() else { return Evict::Nothing };
         let moves_all = self.failing.contains(&evicting.segment);
@@ -411,14 +424,19 @@ impl Log {
             let Some(place) = self.index.place(id).filter(|place| place.segment == evicting.segment) else {
                 continue;
             };
-            let moved_pages = evicting.moved_pages + u64::from(place.pages);
+            let pages = u64::from(place.pages);
+            let moved_pages = evicting.moved_pages + pages;
+            // Hot records and those of tenants have half a segment each, and both together three quarters.
+            let is_hot = self.index.is_hot(id) && moved_pages - evicting.kept_pages <= half;
+            let is_kept =
+                !is_hot && is_kept(&evicting.keeps, &self.index, id) && evicting.kept_pages + pages <= half;
             let is_moved = match moves_all {
                 true => evicting.lost < MOST_LOST,
-                false if is_kept(&evicting.keeps, &self.index, id) => moved_pages <= half + half / 2,
-                false => self.index.is_hot(id) && moved_pages <= half,
+                false => (is_hot || is_kept) && moved_pages <= half + half / 2,
             };
             if is_moved {
                 evicting.moved_pages = moved_pages;
+                evicting.kept_pages += if is_kept { pages } else { 0 };
                 return Evict::Move(self.index.key(id), place);
             }
         }

@@ -19,8 +19,17 @@ pub struct Neighbours {
     own: u64,
     /// The last answers of [`Neighbours::cheapest`], by namespace, kept so that an eviction does not look at all nodes.
     cheapest: BTreeMap<Fingerprint, (NodeNumber, Worth, Duration)>,
-    /// The nodes that took no chunk of a namespace though they had room, until they are offered its chunks again.
-    refusals: BTreeMap<(Fingerprint, NodeNumber), Duration>,
+    /// The nodes that took no chunk of a namespace though they had room.
+    refusals: BTreeMap<(Fingerprint, NodeNumber), Refusal>,
+}
+
+/// A node's refusal of the chunks of a namespace.
+#[derive(Debug, Clone, Copy)]
+struct Refusal {
+    /// Until then it is offered no more of them.
+    until: Duration,
+    /// The pause. It doubles with each refusal in a row.
+    pause: Duration,
 }
 
 impl Neighbours {
@@ -54,15 +63,22 @@ impl Neighbours {
     }
 
     /// Notes that a node took none of the chunks of a namespace that were worth so much. If it has room for such chunks, it may
-    /// not know the namespace: it gets no offers of the namespace for some seconds.
+    /// not know the namespace: it gets no offers of the namespace for a while, and for longer after each refusal in a row.
     pub fn refused(&mut self, node: NodeNumber, namespace: Fingerprint, worth: Worth, now: Duration) {
         let has_room =
             self.heard.get(&node).is_some_and(|(room, _)| pays_to_forward(worth, Worth(room.least)));
         if has_room {
-            self.refusals.retain(|_, until| *until > now);
-            self.refusals.insert((namespace, node), now + REFUSES_FOR);
+            self.refusals.retain(|_, refusal| refusal.until + LONGEST_PAUSE > now);
+            let before = self.refusals.get(&(namespace, node));
+            let pause = before.map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
+            self.refusals.insert((namespace, node), Refusal { until: now + pause, pause });
             self.cheapest.remove(&namespace);
         }
+    }
+
+    /// Notes that a node took chunks of a namespace.
+    pub fn accepted(&mut self, node: NodeNumber, namespace: Fingerprint) {
+        self.refusals.remove(&(namespace, node));
     }
 
     /// The node whose next victim is worth least, and that worth, for chunks of a namespace. Of equal nodes, the one that was
@@ -117,16 +133,17 @@ impl Neighbours {
 
 /// Whether a node took no chunk of a namespace lately.
 fn refuses(
-    refusals: &BTreeMap<(Fingerprint, NodeNumber), Duration>,
+    refusals: &BTreeMap<(Fingerprint, NodeNumber), Refusal>,
     namespace: Fingerprint,
     node: NodeNumber,
     now: Duration,
 ) -> bool {
-    refusals.get(&(namespace, node)).is_some_and(|until| *until > now)
+    refusals.get(&(namespace, node)).is_some_and(|refusal| refusal.until > now)
 }
 
-/// How long a node that took no chunk of a namespace is offered none.
-const REFUSES_FOR: Duration = Duration::from_secs(30);
+/// How long a node that took no chunk of a namespace is offered none: at first, and after many refusals in a row.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(32);
 
 /// How long a node's answer counts.
 const FRESH: Duration = Duration::from_secs(10);
@@ -174,15 +191,22 @@ mod tests {
         neighbours.refused(b, MODEL, Worth(1_000), at(0));
         assert_eq!(neighbours.cheapest(MODEL, at(0)), Some((a, Worth(5))));
         assert_eq!(neighbours.cheapest(other, at(0)), Some((b, Worth(3))));
+        neighbours.heard(b, room(2, 0), at(0));
+        assert_eq!(neighbours.cheapest(MODEL, at(0)), Some((a, Worth(5))), "its answers do not change that");
+        assert_eq!(neighbours.cheapest(other, at(0)), Some((b, Worth(2))));
+        neighbours.refused(a, MODEL, Worth(1_000), at(0));
+        assert_eq!(neighbours.cheapest(MODEL, at(0)), None);
         neighbours.heard(b, room(2, 0), at(1));
-        assert_eq!(neighbours.cheapest(MODEL, at(1)), Some((a, Worth(5))), "its answers do not change that");
-        assert_eq!(neighbours.cheapest(other, at(1)), Some((b, Worth(2))));
-        neighbours.refused(a, MODEL, Worth(1_000), at(1));
-        assert_eq!(neighbours.cheapest(MODEL, at(1)), None);
-        neighbours.heard(b, room(2, 0), at(31));
-        assert_eq!(neighbours.cheapest(MODEL, at(31)), Some((b, Worth(2))));
-        neighbours.refused(b, MODEL, Worth(1), at(31));
-        assert_eq!(neighbours.cheapest(MODEL, at(31)), Some((b, Worth(2))), "the chunk was worth too little");
+        assert_eq!(neighbours.cheapest(MODEL, at(1)), Some((b, Worth(2))), "after a second");
+        neighbours.refused(b, MODEL, Worth(1), at(1));
+        assert_eq!(neighbours.cheapest(MODEL, at(1)), Some((b, Worth(2))), "the chunk was worth too little");
+        neighbours.refused(b, MODEL, Worth(1_000), at(1));
+        neighbours.heard(b, room(2, 0), at(2));
+        assert_ne!(neighbours.cheapest(MODEL, at(2)), Some((b, Worth(2))), "two seconds this time");
+        neighbours.accepted(b, MODEL);
+        neighbours.refused(b, MODEL, Worth(1_000), at(4));
+        neighbours.heard(b, room(2, 0), at(5));
+        assert_eq!(neighbours.cheapest(MODEL, at(5)), Some((b, Worth(2))), "it begins with a second again");
     }
 
     #[test]

@@ -193,15 +193,13 @@ impl Store {
     pub fn offer_ended(&mut self, number: u64, wanted: &[bool]) {
         let offered = self.departing.line.iter().filter(|leaving| leaving.offer == Some(number));
         let offered: Vec<Leaving> = offered.copied().collect();
-        if let Some(&Leaving { to, named, .. }) = offered.first().filter(|_| !wanted.contains(&true)) {
-            let (now, worths) =
-                (Duration::from_millis(self.now.0), offered.iter().map(|leaving| leaving.worth));
-            match worths.min() {
-                Some(worth) if !wanted.is_empty() => {
-                    let namespace = self.namespaces.get(named.namespace).fingerprint;
-                    self.departing.neighbours.refused(to, namespace, worth, now);
-                }
-                _ => self.departing.neighbours.forget(to),
+        if let Some(&Leaving { to, named, .. }) = offered.first() {
+            let namespace = self.namespaces.get(named.namespace).fingerprint;
+            let (now, neighbours) = (Duration::from_millis(self.now.0), &mut self.departing.neighbours);
+            match offered.iter().map(|leaving| leaving.worth).min() {
+                _ if wanted.contains(&true) => neighbours.accepted(to, namespace),
+                Some(worth) if !wanted.is_empty() => neighbours.refused(to, namespace, worth, now),
+                _ => neighbours.forget(to),
             }
         }
         // If some chunks of the offer ended meanwhile, the answer's order no longer fits.

@@ -206,9 +206,16 @@ impl Slab {
 
     /// Notes that the extent has new memory, which no process has seen.
     pub(crate) fn renewed(&mut self, extent: u32) {
-        if let ExtentUse::Renewing(class) = self.extents[extent as usize].state {
-            self.assign(extent, class);
+        let ExtentUse::Renewing(class) = self.extents[extent as usize].state else { return };
+        let tenant = usize::from(self.tenant_of(class).0);
+        if self.tenants[tenant].most > 0 {
+            return self.assign(extent, class);
         }
+        // The tenant left meanwhile.
+        self.tenants[tenant].held -= 1;
+        let renewed = &mut self.extents[extent as usize];
+        (renewed.state, renewed.last_tenant) = (ExtentUse::Unassigned, None);
+        self.count_spoken_for();
     }
 
     /// Takes every extent out of use, because the slab `before` gave its memory out.

@@ -47,7 +47,7 @@ impl Volume {
             }
         }
         let WriteOrder { fingerprint, chunk, sources, entries, .. } = order;
-        let placed = self.log.place(pages);
+        let placed = self.log.place(pages, RoomPurpose::Write);
         let header = RecordHeader {
             segment: placed.segment,
             page: placed.page,
@@ -186,7 +186,7 @@ impl Volume {
             if moved.is_none()
                 && let Some(header) = check.header()
             {
-                let placed = self.log.place(u64::from(from.pages));
+                let placed = self.log.place(u64::from(from.pages), RoomPurpose::Move);
                 let (segment, page, sequence) = (placed.segment, placed.page, placed.sequence);
                 let header = RecordHeader { segment, page, sequence, ..header.clone() };
                 let start = self.geometry.offset(segment.segment, page);

@@ -150,6 +150,7 @@ impl Policy for Adaptive {
             // The chunk was not used. So its ghost teaches nothing, but still tells the chunk's kind.
             let kind = self.past.take(hash).map_or(kind, |ghost| ghost.kind);
             self.state.node_mut(chunk).kind = kind;
+            self.entering.behind = Some(chunk);
         }
         let wall = (idle_ms / UNIT_MS).min(u64::from(LONGEST_IDLE)) as u32;
         let uses = (f64::from(wall) * self.lessons.uses_in_a_unit()).min(f64::from(LONGEST_IDLE)) as u32;
