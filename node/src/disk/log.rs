@@ -5,7 +5,7 @@
 //! segment, so that each turn gains at least the other half. A segment with bytes that the drive could not read is freed
 //! before its turn, and all its records move: the drive replaces unreadable sectors when they are written anew.
 //!
-//! **Tenants** share the disk as equals ([`parts`]). The records of a tenant that has clearly less than its part move, too, read or
+//! **Tenants** share the disk as equals (`parts`). The records of a tenant that has clearly less than its part move, too, read or
 //! not, up to half a segment; all moves together take three quarters at most. A segment that is mostly theirs goes to the young end
 //! as it is.
 
