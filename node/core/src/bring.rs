@@ -21,6 +21,7 @@ pub(crate) mod prefetch;
 mod recall;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use larder_protocol::chain::Chain;
@@ -98,7 +99,7 @@ struct Waiting {
     /// The request's number in the log of lookups.
     lookup: u64,
     /// The rest of the chain, if it found no room yet.
-    rest: Option<Box<Rest>>,
+    rest: Option<Arc<Rest>>,
 }
 
 /// The chain of a gather that is brought in parts, and the places of its chunks.

@@ -153,8 +153,9 @@ struct Evicting {
     segment: u32,
     /// Position in the segment's records.
     at: usize,
-    /// Pages of moved records, and of those among them that moved for their tenant.
+    /// Pages of moved records.
     moved_pages: u64,
+    /// Pages of those among them that moved because their tenant has less than its part.
     kept_pages: u64,
     /// Records that should have moved, but could not be read.
     lost: u32,

@@ -20,6 +20,7 @@
 //! [`Store::gather_more`]: crate::store::Store::gather_more
 //! [`Store::finish_gather`]: crate::store::Store::finish_gather
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use larder_protocol::Fingerprint;
@@ -238,11 +239,10 @@ impl Core {
         let Some(rest) = waiting.rest.take().filter(|_| self.now < until) else { return false };
         let elsewhere = rest.located.sources(rest.chain.len());
         let Some(more) = self.store.gather_more(gather, &rest.chain, &elsewhere) else { return false };
-        let (namespace, located) = (rest.namespace, rest.located.clone());
         if let Some(waiting) = self.bring.waiting.get_mut(&gather).filter(|_| more.is_cut) {
-            waiting.rest = Some(rest);
+            waiting.rest = Some(Arc::clone(&rest));
         }
-        self.load(namespace, more.wanted, &located, Errand { class, until, cause: &cause });
+        self.load(rest.namespace, more.wanted, &rest.located, Errand { class, until, cause: &cause });
         !more.is_ready
     }
 
@@ -307,8 +307,8 @@ impl Core {
 }
 
 impl Rest {
-    pub(super) fn new(namespace: u32, chain: &Chain, located: &Located) -> Box<Self> {
-        Box::new(Self { namespace, chain: chain.clone(), located: located.clone() })
+    pub(super) fn new(namespace: u32, chain: &Chain, located: &Located) -> Arc<Self> {
+        Arc::new(Self { namespace, chain: chain.clone(), located: located.clone() })
     }
 }
 
