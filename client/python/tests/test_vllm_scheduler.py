@@ -230,25 +230,25 @@ def test_a_request_that_is_preempted_and_resumed_in_one_step_keeps_its_new_load(
     assert scheduled.half._prefetcher.find("b") is None
 
 
-def test_a_failed_load_of_a_request_that_has_ended_says_nothing_about_the_next_of_its_name(scheduled):
-    first = Request("a", 2)
+def saved_and_loading(scheduled):
+    """A request whose chunks are saved, and one whose chunks are being loaded."""
+    first, second = Request("a", 2), Request("b", 2)
     scheduled.comes(first)
     scheduled.save(scheduled.step(first).saves)
-    second = Request("b", 2)
     scheduled.load(second, scheduled.comes(second))
     scheduled.step()
+    return first, second
+
+
+def test_a_failed_load_of_a_request_that_has_ended_says_nothing_about_the_next_of_its_name(scheduled):
+    _, second = saved_and_loading(scheduled)
     assert scheduled.half.finished(second) is False
     scheduled.hears(received=("b",), failed=("b",))
     assert scheduled.comes(Request("b", 2)) == 2 * SHAPE.chunk_tokens
 
 
 def test_a_failed_load_leaves_the_saves_of_other_requests_alone(scheduled):
-    first = Request("a", 2)
-    scheduled.comes(first)
-    scheduled.save(scheduled.step(first).saves)
-    second = Request("b", 2)
-    scheduled.load(second, scheduled.comes(second))
-    scheduled.step()
+    first, second = saved_and_loading(scheduled)
     scheduled.hears(received=("b",), blocks=(9,))
     assert scheduled.step(first).saves == [], "its chunks are saved"
     (again,) = scheduled.step(second).saves
