@@ -20,7 +20,7 @@ mod note;
 pub(crate) mod prefetch;
 mod recall;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,6 +67,8 @@ pub(crate) struct Bring {
     questions: HashMap<QuestionId, locate::ChunkSearch>,
     /// Gathers of sessions: leases that wait, and prefetches.
     waiting: HashMap<u64, Waiting>,
+    /// Gathers that found no room beside other chunks on their way, in the order in which they try again.
+    crowded_out: VecDeque<u64>,
     pub(crate) reads: HashMap<ReadId, Read>,
     disk: Option<Reads>,
     object: Option<Reads>,
@@ -118,6 +120,7 @@ impl Bring {
             orders: HashMap::new(),
             questions: HashMap::new(),
             waiting: HashMap::new(),
+            crowded_out: VecDeque::new(),
             reads: HashMap::new(),
             disk: sources.disk.map(|_| Reads::new(Below::Disk)),
             object: sources.object.map(|_| Reads::new(Below::Object)),

@@ -57,7 +57,7 @@ impl Core {
                 self.store.unpin(request.session, pin)?;
                 Response::Unpinned
             }
-            Request::Progress(ticket) => Response::Progress(self.store.progress(request.session, ticket)?),
+            Request::Progress(ticket) => Response::Progress(self.progress(request.session, ticket)?),
             Request::Hello(_)
             | Request::Trace(_)
             | Request::Name(_)

@@ -87,7 +87,7 @@ pub use follow::{
     FollowNews, FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News,
 };
 pub use forward::{Forwards, Offered};
-pub use gather::{Came, FetchId, FreeRoom, Gathered, Leaving, Recall, Source, TakeIn, Wanted};
+pub use gather::{Came, Cut, FetchId, FreeRoom, Gathered, Leaving, Recall, Source, TakeIn, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use holdings::{PinFacts, SessionFacts};
 pub use journal::{Change, ChangeKind};

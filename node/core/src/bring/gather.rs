@@ -38,7 +38,7 @@ use crate::event::Below;
 use crate::event::RequestId;
 use crate::lookups::LookupKind;
 use crate::store::ids::SessionId;
-use crate::store::{FetchId, Gathered, LookupOptions, Refused, Source, Walk, Wanted};
+use crate::store::{Cut, FetchId, Gathered, LookupOptions, Refused, Source, Walk, Wanted};
 
 /// The purpose for which chunks are brought.
 #[derive(Debug, Clone, Copy)]
@@ -159,15 +159,15 @@ impl Core {
         let elsewhere = located.sources(ask.chain.len());
         let lookup = self.note_lease(request, ask, walk, located);
         let gathered = self.store.gather(request.session, ask.namespace, &ask.chain, &elsewhere);
-        let Gathered { gather, is_ready, wanted, is_cut } =
+        let Gathered { gather, is_ready, wanted, cut } =
             gathered.inspect_err(|refused| self.lookups.refused(lookup, refused))?;
         let (until, cause) = (self.now + self.bring.load_deadline(), gather_cause(cause, &wanted));
         let (session, request) = (request.session, Some(request));
-        let rest = is_cut.then(|| Rest::new(ask.namespace, &ask.chain, located));
+        let rest = cut.map(|_| Rest::new(ask.namespace, &ask.chain, located));
         let waiting = Waiting { session, request, cause: cause.clone(), until, lookup, rest };
         self.bring.waiting.insert(gather, waiting);
         if is_ready {
-            self.finish_gathers(&[gather]);
+            self.gathers_are_ready(&[gather]);
         }
         // Chunks that a prefetch had ordered already are urgent from now on.
         self.hurry(gather);
@@ -231,7 +231,8 @@ impl Core {
         }
     }
 
-    /// Brings the next part of a gather whose first part filled the room of chunks on their way; returns whether there is one.
+    /// Brings the next part of a gather whose first part filled the room of chunks on their way; returns whether there is one, or
+    /// may be when other chunks have come.
     fn bring_more(&mut self, gather: u64) -> bool {
         let Some(waiting) = self.bring.waiting.get_mut(&gather) else { return false };
         let class = if waiting.request.is_some() { Class::Decode } else { Class::Prefetch };
@@ -239,11 +240,31 @@ impl Core {
         let Some(rest) = waiting.rest.take().filter(|_| self.now < until) else { return false };
         let elsewhere = rest.located.sources(rest.chain.len());
         let Some(more) = self.store.gather_more(gather, &rest.chain, &elsewhere) else { return false };
-        if let Some(waiting) = self.bring.waiting.get_mut(&gather).filter(|_| more.is_cut) {
+        let waits = more.is_ready && more.cut == Some(Cut::Crowded) && self.store.may_find_room(gather);
+        let goes_on = waits || !more.is_ready;
+        if let Some(waiting) = self.bring.waiting.get_mut(&gather).filter(|_| goes_on && more.cut.is_some()) {
             waiting.rest = Some(Arc::clone(&rest));
         }
+        if waits {
+            self.bring.crowded_out.push_back(gather);
+        }
         self.load(rest.namespace, more.wanted, &rest.located, Errand { class, until, cause: &cause });
-        !more.is_ready
+        goes_on
+    }
+
+    /// Goes on with the gather that has waited longest for the room of chunks on their way, now that one of them has ended. When
+    /// none is left, all such gathers go on or end.
+    pub(super) fn room_was_left(&mut self) {
+        for _ in 0..self.bring.crowded_out.len() {
+            let Some(gather) = self.bring.crowded_out.pop_front() else { return };
+            // Others were answered meanwhile, or nobody wants them any more.
+            if self.bring.waiting.contains_key(&gather) {
+                self.gathers_are_ready(&[gather]);
+                if self.store.is_bringing() {
+                    return;
+                }
+            }
+        }
     }
 
     /// Answers late leases with the chunks that are here. The others may still come.

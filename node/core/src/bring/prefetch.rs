@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use larder_protocol::peer::Class;
-use larder_protocol::session::{Collect, Found, Lookup, Tier, Wait};
+use larder_protocol::session::{Collect, Found, Lookup, Progress, Tier, Wait};
 use larder_protocol::table::Holder;
 
 use super::gather::{Errand, gather_cause};
@@ -86,17 +86,27 @@ impl Core {
         }
         let chain = chain.part(0, wanted);
         let elsewhere = &elsewhere[..wanted.min(elsewhere.len())];
-        let Gathered { gather: ticket, wanted, is_cut, .. } =
+        let Gathered { gather: ticket, is_ready, wanted, cut } =
             self.store.gather(session, namespace, &chain, elsewhere)?;
         let cause = gather_cause(cause, &wanted);
-        let rest = is_cut.then(|| Rest::new(namespace, &chain, located));
+        let rest = cut.map(|_| Rest::new(namespace, &chain, located));
         let waiting =
             Waiting { session, request: None, cause: cause.clone(), until: Duration::MAX, lookup, rest };
         self.bring.waiting.insert(ticket, waiting);
         let tokens = self.store.progress(session, ticket)?.tokens_expected;
         let until = self.now + self.bring.load_deadline();
+        if is_ready {
+            self.gathers_are_ready(&[ticket]);
+        }
         self.load(namespace, wanted, located, Errand { class: Class::Prefetch, until, cause: &cause });
         Ok(Started { ticket, tokens, tokens_to_recompute })
+    }
+
+    /// The progress of a prefetch. It is not done while its rest waits for room.
+    pub(crate) fn progress(&self, session: SessionId, ticket: u64) -> Result<Progress, Refused> {
+        let progress = self.store.progress(session, ticket)?;
+        let is_cut = self.bring.waiting.get(&ticket).is_some_and(|waiting| waiting.rest.is_some());
+        Ok(Progress { is_done: progress.is_done && !is_cut, ..progress })
     }
 
     /// Answers a prefetch with a lease of the chunks that are here, at once or when they have come.
@@ -105,7 +115,7 @@ impl Core {
         request: RequestId,
         Collect { ticket, wait }: Collect,
     ) -> Result<(), Refused> {
-        let progress = self.store.progress(request.session, ticket)?;
+        let is_done = self.progress(request.session, ticket)?.is_done;
         let until = self.now
             + match wait {
                 Wait::BestEffort => Duration::ZERO,
@@ -115,7 +125,7 @@ impl Core {
         let waiting = self.bring.waiting.get_mut(&ticket).filter(|waiting| waiting.request.is_none());
         let waiting = waiting.ok_or(Refused::Unknown { what: "ticket", number: ticket })?;
         (waiting.request, waiting.until) = (Some(request), until);
-        if progress.is_done || until == self.now {
+        if is_done || until == self.now {
             self.finish_gathers(&[ticket]);
         } else {
             self.hurry(ticket);

@@ -90,8 +90,17 @@ pub struct Gathered {
     pub is_ready: bool,
     /// The fetches to start; [`Store::fetched`] must answer each.
     pub wanted: Vec<Wanted>,
-    /// Whether the rest of the chain found no room. [`Store::gather_more`] may go on when these chunks are here.
-    pub is_cut: bool,
+    /// Why the rest of the chain found no room. [`Store::gather_more`] may go on when these chunks are here.
+    pub cut: Option<Cut>,
+}
+
+/// Why a gather begins no more fetches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// Other chunks on their way have the room. They leave it when they have come.
+    Crowded,
+    /// Memory has no room for a further chunk, or nothing of the namespace may come.
+    Full,
 }
 
 impl Gathers {
@@ -195,12 +204,12 @@ impl Store {
             hashes: Box::default(),
             waiting: 0,
         };
-        let (wanted, is_cut) = self.continue_gather(gather, &mut open, chain, &found[..most], elsewhere);
+        let (wanted, cut) = self.continue_gather(gather, &mut open, chain, &found[..most], elsewhere);
         let blocks = open.slices.len() * rules.blocks(open.chunks.len());
         self.session_mut(session)?.leased_blocks += blocks as u64;
         let is_ready = open.waiting == 0;
         self.gathers.open.insert(gather, open);
-        Ok(Gathered { gather, is_ready, wanted, is_cut })
+        Ok(Gathered { gather, is_ready, wanted, cut })
     }
 
     /// Goes on with a gather that was cut, now that its chunks are here: those that stay have left their room to the next. `None`
@@ -226,18 +235,37 @@ impl Store {
         let most = most.min(self.restorable_with(number, &found, elsewhere));
         let rest = found.get(..most).filter(|_| most > before)?;
         let mut open = self.gathers.open.remove(&gather)?;
-        let (wanted, is_cut) = self.continue_gather(gather, &mut open, chain, rest, elsewhere);
+        let (wanted, cut) = self.continue_gather(gather, &mut open, chain, rest, elsewhere);
         let blocks = (slices * rules.blocks(open.chunks.len())) as u64;
         if let Ok(session) = self.session_mut(session) {
             session.leased_blocks += blocks - own;
         }
         let is_ready = open.waiting == 0;
         self.gathers.open.insert(gather, open);
-        Some(Gathered { gather, is_ready, wanted, is_cut })
+        Some(Gathered { gather, is_ready, wanted, cut })
+    }
+
+    /// Whether any chunk is on its way.
+    #[must_use]
+    pub fn is_bringing(&self) -> bool {
+        !self.gathers.fetches.is_empty()
+    }
+
+    /// Whether a gather that was cut because it is [`Cut::Crowded`] may find room later: others' chunks are on their way, and its
+    /// own stay, so that they take none of their room.
+    #[must_use]
+    pub fn may_find_room(&self, gather: u64) -> bool {
+        let stays = |&chunk: &ChunkId| self.index.get(chunk).standing == Standing::Kept;
+        self.is_bringing()
+            && self
+                .gathers
+                .open
+                .get(&gather)
+                .is_some_and(|open| open.waiting == 0 && open.chunks.iter().all(stays))
     }
 
     /// Claims the chunks of a chain behind those that a gather has, and starts the fetches of chunks that are not here. Returns
-    /// these fetches, and whether a fetch found no room.
+    /// these fetches, and why a fetch found no room, if one did.
     fn continue_gather(
         &mut self,
         gather: u64,
@@ -245,7 +273,7 @@ impl Store {
         chain: &Chain,
         found: &[Presence],
         elsewhere: &[Option<Source>],
-    ) -> (Vec<Wanted>, bool) {
+    ) -> (Vec<Wanted>, Option<Cut>) {
         let (number, from) = (open.namespace, open.chunks.len());
         let steps = self.claim_run(number, chain, (from, found), elsewhere);
         open.hashes = chain.hashes[..from + steps.len()].into();
@@ -261,7 +289,7 @@ impl Store {
                 ChunkStep::Fetch(source) => {
                     let Some(chunk) = self.start_fetch(number, chain.chunk(position), source) else {
                         self.unclaim(&steps[at..].iter().filter_map(ChunkStep::claimed).collect::<Vec<_>>());
-                        return (wanted, true);
+                        return (wanted, Some(self.why_cut(number, source)));
                     };
                     self.change(chunk, |chunk| chunk.claims += 1);
                     wanted.push(self.wanted(number, chunk, position as u32, source));
@@ -274,7 +302,7 @@ impl Store {
             }
             open.chunks.push(chunk);
         }
-        (wanted, false)
+        (wanted, None)
     }
 
     /// Claims the chunks of a run from a position on that are here or on their way, and returns the step for each chunk. Room is

@@ -493,3 +493,55 @@ fn a_prompt_that_comes_in_parts_ends_where_a_chunk_did_not_come_or_time_is_up() 
     assert_eq!(late, Some((request, 0)));
     w.ended(asked.order, Vec::new());
 }
+
+#[test]
+fn a_prompt_that_finds_no_room_beside_others_on_their_way_waits_for_them() {
+    let mut w = World::with_little_staging();
+    let first = w.lease("abcdefg");
+    w.directory_says(&[&[2][..]; 7]);
+    let asked = w.fetch();
+    let room = asked.chunks.len();
+    assert!(room < 7, "they take the room");
+    let second = w.lease("klmn");
+    w.directory_says(&[&[2][..]; 4]);
+    let third = w.lease("opq");
+    w.directory_says(&[&[2][..]; 3]);
+    assert!(w.poll().is_none(), "neither is answered without its chunks");
+    w.ended(asked.order, vec![here(1); room]);
+    let mut leased = Vec::new();
+    while let Some(effect) = w.poll() {
+        match effect {
+            Effect::Fetch(order) => w.ended(order.order, vec![here(1); order.chunks.len()]),
+            Effect::Leased { request, leased: got } => leased.push((request, got.chunks)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(leased, [(first, 7), (second, 4), (third, 3)]);
+}
+
+#[test]
+fn a_prompt_that_finds_no_room_is_answered_when_nobody_will_leave_any() {
+    let mut w = World::with_little_staging();
+    let first = w.lease("abcdefg");
+    w.directory_says(&[&[2][..]; 7]);
+    let asked = w.fetch();
+    let second = w.lease("klmn");
+    w.directory_says(&[&[2][..]; 4]);
+    let gone = w.lease("opq");
+    w.directory_says(&[&[2][..]; 3]);
+    w.ended(asked.order, vec![FAILED; asked.chunks.len()]);
+    let mut leased = Vec::new();
+    while let Some(effect) = w.poll() {
+        match effect {
+            Effect::FindHolders { question, chunks, .. } => {
+                let holders = chunks.iter().map(|_| of(&[])).collect();
+                w.tell(Event::HoldersFound { question, holders });
+            }
+            Effect::Fetch(order) => w.ended(order.order, vec![FAILED; order.chunks.len()]),
+            Effect::Leased { request, leased: got } => leased.push((request, got.chunks)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(leased, [(first, 0), (second, 0), (gone, 0)], "room came, but no chunk did");
+    assert!(w.is_at_rest());
+}

@@ -3,7 +3,7 @@
 use larder_protocol::session::Tier;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
-use super::Coming;
+use super::{Coming, Cut};
 use crate::store::ChangeKind;
 use crate::store::commit::BlockMove;
 use crate::store::disk::Disk;
@@ -219,15 +219,8 @@ impl Store {
             _ => pools,
         };
         let bytes = self.pools_bytes(number, self.namespaces.get(number).slices.into(), pools);
-        let (account, most) = match from {
-            Source::Disk => (Account::Disk, self.disk.as_ref().map_or(0, Disk::max_reading_bytes)),
-            Source::Sibling | Source::Peer => {
-                (Account::Peers, self.limits.peers.as_ref().map_or(0, |peers| peers.passing_bytes))
-            }
-            Source::Object => (Account::Objects, self.object.as_ref().map_or(0, Objects::max_reading_bytes)),
-        };
-        let tenant = self.namespaces.get(number).tenant;
-        if !self.gathers.may_come(account, tenant, bytes, most, &self.limits.tenant_bytes) {
+        let account = account_of(from);
+        if !self.has_room_on_the_way(number, account, bytes) {
             return None;
         }
         let all = self.all_slices(number);
@@ -243,6 +236,23 @@ impl Store {
         self.gathers.fetches.insert(chunk, Coming { number, ..Coming::default() });
         self.writing_begins(chunk);
         Some(chunk)
+    }
+
+    /// Whether chunks of an account that are on their way leave room for so many further bytes.
+    fn has_room_on_the_way(&self, number: NamespaceId, account: Account, bytes: u64) -> bool {
+        let most = match account {
+            Account::Disk => self.disk.as_ref().map_or(0, Disk::max_reading_bytes),
+            Account::Objects => self.object.as_ref().map_or(0, Objects::max_reading_bytes),
+            _ => self.limits.peers.as_ref().map_or(0, |peers| peers.passing_bytes),
+        };
+        let tenant = self.namespaces.get(number).tenant;
+        self.gathers.may_come(account, tenant, bytes, most, &self.limits.tenant_bytes)
+    }
+
+    /// Why [`Self::start_fetch`] began no fetch.
+    pub(super) fn why_cut(&self, number: NamespaceId, from: Source) -> Cut {
+        let is_crowded = !self.has_room_on_the_way(number, account_of(from), self.whole_chunk_bytes(number));
+        if self.may_come(number) && is_crowded { Cut::Crowded } else { Cut::Full }
     }
 
     pub(in crate::store) fn wanted(
@@ -311,5 +321,14 @@ impl Store {
     pub(in crate::store) fn whole_chunk_bytes(&self, number: NamespaceId) -> u64 {
         let namespace = self.namespaces.get(number);
         self.pools_bytes(number, namespace.slices.into(), namespace.rules.every())
+    }
+}
+
+/// The account of chunks on their way from a source.
+fn account_of(from: Source) -> Account {
+    match from {
+        Source::Disk => Account::Disk,
+        Source::Sibling | Source::Peer => Account::Peers,
+        Source::Object => Account::Objects,
     }
 }
