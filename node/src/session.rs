@@ -2,6 +2,7 @@
 //!
 //! `listen` accepts connections, `hello` opens sessions, `serve` carries requests to the session's actor and answers back.
 
+mod connection;
 mod greetings;
 mod hello;
 mod listen;

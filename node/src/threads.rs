@@ -48,6 +48,14 @@ pub fn spawn<T: Send + 'static>(
     })
 }
 
+/// Starts a thread called `name` that nobody waits for.
+///
+/// # Errors
+/// Fails if the system gives no thread; `run` is dropped then.
+pub(crate) fn detached(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    Builder::new().name(name.to_owned()).spawn(run).map(drop)
+}
+
 /// Starts an arbiter with a current-thread runtime, on a thread called `name` on `cpus`. If no runtime can be made, the thread
 /// panics, and the arbiter drops the tasks that are spawned on it.
 pub(crate) fn arbiter(name: String, cpus: &CpuSet) -> Arbiter {

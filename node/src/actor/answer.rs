@@ -26,7 +26,7 @@ pub(super) struct PendingRequest {
 impl GpuActor {
     /// Answers a request. A session that ended needs no answer: its end releases what it held.
     pub(super) fn reply(&mut self, asked: PendingRequest, answer: Answer) {
-        let PendingRequest { request, reply_to: ReplyTo { number, answers }, trace, started } = asked;
+        let PendingRequest { request, reply_to: ReplyTo { number, answers, .. }, trace, started } = asked;
         let outcome = Outcome::of(answer.response.as_ref());
         if trace.is_recorded() {
             describe_answer(&trace, outcome, answer.response.as_ref());

@@ -1,5 +1,6 @@
 //! The messages that an actor takes, and its answers.
 
+use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 
 use actix::prelude::*;
@@ -48,6 +49,8 @@ pub struct ReplyTo {
     pub number: u64,
     /// The answers of the session.
     pub answers: mpsc::UnboundedSender<(u64, Answer)>,
+    /// Dropped when the request has been answered, or never will be, if the request copies out of the session's window.
+    pub copies: Option<mpsc::Sender<Infallible>>,
 }
 
 /// An answer to a session, with its descriptors.

@@ -15,6 +15,7 @@ use larder_protocol::session::{
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::connection::Connection;
 use super::greetings::Seat;
 use super::listen::{CountedSession, Host, SessionActor, SessionSettings};
 use super::serve::{self, Opened};
@@ -28,6 +29,7 @@ use crate::window::{Window, WindowBudget};
 /// A connection that was just accepted.
 pub(super) struct Newcomer {
     pub(super) socket: UnixStream,
+    pub(super) connection: Connection,
     pub(super) place: Seat,
     pub(super) host: Host,
 }
@@ -42,7 +44,7 @@ struct Guest<'a> {
 
 /// Reads the hello of a new connection, and starts its session. If that fails, tells the engine why, and closes the connection.
 pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings: SessionSettings) {
-    let Newcomer { socket, mut place, host } = newcomer;
+    let Newcomer { socket, mut connection, mut place, host } = newcomer;
     let mut reader = FrameReader::of_a_stranger();
     let too_late = || (0, refusal(RefusalCode::Protocol, "no hello came in time"));
     // A hello that has already come counts, even if another connection wants its place.
@@ -67,21 +69,28 @@ pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings:
         Err(answer) => Err(answer),
     };
     match result {
-        Ok((actor, opened)) => begin(&actor, socket, reader, opened).await,
+        Ok((actor, opened)) => begin(&actor, (socket, connection), reader, opened).await,
         Err((number, response)) => {
             tracing::info!(tenant = &*host.name, ?response, "session refused");
             settings.metrics.session_ended(&host.name, "refused");
             say(&socket, number, &response);
+            connection.closes(reader.take_unclaimed());
+            drop(socket);
         }
     }
 }
 
 /// Hands an open session over to its actor's thread. Ends the session if that fails.
-async fn begin(actor: &SessionActor, socket: UnixStream, mut reader: FrameReader, opened: Opened) {
+async fn begin(
+    actor: &SessionActor,
+    (socket, connection): (UnixStream, Connection),
+    mut reader: FrameReader,
+    opened: Opened,
+) {
     let session = opened.session;
     reader.greeted();
     let begun = match socket.into_std() {
-        Ok(socket) => actor.arbiter.spawn_fn(move || serve::start(socket, reader, opened)),
+        Ok(socket) => actor.arbiter.spawn_fn(move || serve::start(socket, connection, reader, opened)),
         Err(error) => {
             tracing::warn!(%error, "a session's socket failed");
             false
@@ -161,6 +170,7 @@ async fn welcome(
     let mut lives = actor.lives.clone();
     lives.mark_unchanged();
     let process = member.process;
+    member.has_session();
     let open = Errand::new(move |actor, _| actor.open_session(tenant, process, window, client));
     let session = actor.address.send(open).await.ok().flatten();
     let session = session.ok_or_else(|| refused(RefusalCode::Stopping, &"the node is stopping"))?;

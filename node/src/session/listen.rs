@@ -12,6 +12,7 @@ use larder_net::trace::Sampler;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
 
+use super::connection::Connection;
 use super::greetings::{Greetings, Source};
 use super::hello::{self, Newcomer};
 use super::socket_file::{self, BindError, SocketFile};
@@ -139,12 +140,16 @@ impl Drop for Listening {
 /// Accepts connections forever.
 async fn accept(host: Host, socket: UnixListener, settings: SessionSettings) {
     let sessions = Arc::new(Semaphore::new(settings.limits.max_sessions as usize));
+    let connections = Arc::new(Semaphore::new(settings.limits.max_sessions as usize + MOST_OTHERS));
     let greetings = Greetings::default();
     loop {
-        match socket.accept().await {
-            Ok((accepted, _)) => {
-                let place = greetings.enter(Source::of(&accepted));
-                let newcomer = Newcomer { socket: accepted, place, host: host.clone() };
+        // Nothing ever closes the semaphore.
+        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
+        let accepted = socket.accept().await;
+        match accepted.and_then(|(accepted, _)| Ok((Connection::of(&accepted, permit)?, accepted))) {
+            Ok((connection, socket)) => {
+                let place = greetings.enter(Source::of(&socket));
+                let newcomer = Newcomer { socket, connection, place, host: host.clone() };
                 actix_rt::spawn(hello::open(newcomer, Arc::clone(&sessions), settings.clone()));
             }
             Err(error) => {
@@ -154,6 +159,10 @@ async fn accept(host: Host, socket: UnixListener, settings: SessionSettings) {
         }
     }
 }
+
+/// Connections of a tenant beside its sessions: those that have not said hello, and those that are being closed. If closing hangs for
+/// so many, the tenant's further connections wait.
+const MOST_OTHERS: usize = 256;
 
 /// The pause after a failed accept (no descriptor left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

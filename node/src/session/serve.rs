@@ -5,6 +5,7 @@
 //! thread costs more than a lookup.
 
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -22,9 +23,10 @@ use larder_protocol::session::{RefusalCode, Request, decode_request};
 use rustix::thread::sched_yield;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
+use super::connection::{Connection, closes_at_once};
 use super::hello::refusal;
 use super::listen::CountedSession;
 use crate::actor::{Answer, Ask, Errand, GpuActor, ReplyTo};
@@ -71,8 +73,11 @@ struct Session {
     tells: Option<(Arc<str>, Descriptions)>,
     /// Requests without an answer yet: bytes are being copied, or other nodes are being asked.
     waiting: usize,
-    /// Numbers of the waiting requests that copy out of the session's window.
-    copying: Vec<u64>,
+    /// Descriptors of the engine that the session has no use for.
+    unwanted: Vec<OwnedFd>,
+    /// Each waiting request that copies out of the session's window has a sender of this channel. `None` once the session ends.
+    copies: Option<mpsc::Sender<Infallible>>,
+    copies_end: mpsc::Receiver<Infallible>,
     /// The channel for answers. It never has more answers than there are waiting requests.
     answers_here: UnboundedSender<(u64, Answer)>,
     answers: UnboundedReceiver<(u64, Answer)>,
@@ -101,7 +106,12 @@ enum End {
 }
 
 /// Starts a session on its actor's thread.
-pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader, opened: Opened) {
+pub(super) fn start(
+    socket: std::os::unix::net::UnixStream,
+    mut connection: Connection,
+    reader: FrameReader,
+    opened: Opened,
+) {
     actix_rt::spawn(async move {
         let Opened { session, tenant, address, counted, mut member, mut lives, .. } = opened;
         let Opened { writer, metrics, sampler, mut stopping, mut leaves, permit, descriptions, .. } = opened;
@@ -118,13 +128,15 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
                     Ok(_) = leaves.wait_for(|leaves| *leaves) => End::TenantLeft,
                 };
                 session.say_goodbye(&end).await;
+                connection.closes(session.reader.take_unclaimed());
+                connection.closes(session.unwanted);
                 end
             }
             Err(error) => End::Socket(error),
         };
         tracing::info!(tenant = &*tenant, session = session.0, %end, "session ended");
         metrics.session_ended(&tenant, (&end).into());
-        drop(counted);
+        drop((connection, counted));
         if address.send(close(session)).await.is_err() {
             tracing::debug!(session = session.0, "the actor stopped before the session was closed");
         }
@@ -146,6 +158,7 @@ impl Session {
         asks: Recipient<Ask>,
     ) -> Self {
         let (answers_here, answers) = unbounded_channel();
+        let (copies, copies_end) = mpsc::channel(1);
         Self {
             socket,
             reader,
@@ -160,7 +173,9 @@ impl Session {
             named: None,
             tells: None,
             waiting: 0,
-            copying: Vec::new(),
+            unwanted: Vec::new(),
+            copies: Some(copies),
+            copies_end,
             answers_here,
             answers,
         }
@@ -192,6 +207,8 @@ impl Session {
     /// engine does not take them: then the reader may still have requests, and the socket does not announce them again.
     async fn take_frames(&mut self) -> Result<bool, End> {
         while self.writer.pending_bytes() < self.most_unsent_bytes {
+            // Messages without an answer wait for nobody: an engine that sends them without end must not keep the thread.
+            tokio::task::coop::consume_budget().await;
             let protocol =
                 |number, what: &dyn std::fmt::Display| End::Protocol { number, what: what.to_string() };
             let frame = self.reader.next_frame().map_err(|error| protocol(0, &error))?;
@@ -200,7 +217,12 @@ impl Session {
             let descriptors = frame.descriptors;
             let request = decode_request(frame.payload);
             if !descriptors.is_empty() && !matches!(request, Ok(Request::RegisterTensors(_))) {
+                self.unwanted = descriptors;
                 return Err(protocol(number, &"only a registration of tensors may have descriptors"));
+            }
+            if !descriptors.iter().all(closes_at_once) {
+                self.unwanted = descriptors;
+                return Err(protocol(number, &"the descriptors of tensors must be of memory or of a device"));
             }
             let request = request.map_err(|error| protocol(number, &error))?;
             if matches!(request, Request::Hello(_)) {
@@ -235,14 +257,13 @@ impl Session {
             let what = format!("more than {MAX_OUTSTANDING_REQUESTS} requests at a time");
             return Err(End::Protocol { number, what });
         }
-        let reply_to = ReplyTo { number, answers: self.answers_here.clone() };
+        let copies = matches!(request, Request::Commit(_) | Request::HandOver(_));
+        let copies = self.copies.clone().filter(|_| copies);
+        let reply_to = ReplyTo { number, answers: self.answers_here.clone(), copies };
         let parent = self.traced.take().filter(|(of, _)| *of == number).map(|(_, context)| context);
         let trace = self.sampler.request(request.name(), parent);
         let named = self.named.take().filter(|(of, _)| *of == number).map(|(_, name)| name.into());
         let origin = Origin { request: named, trace_id: parent.map(|context| context.trace_id) };
-        if matches!(request, Request::Commit(_) | Request::HandOver(_)) {
-            self.copying.push(number);
-        }
         let taken = self.asks.send(Ask { session: self.id, request, descriptors, reply_to, trace, origin });
         self.waiting += 1;
         taken.await.map_err(|_| End::Stopping)?;
@@ -254,7 +275,6 @@ impl Session {
 
     fn push(&mut self, number: u64, answer: Answer) -> Result<(), End> {
         self.waiting -= 1;
-        self.copying.retain(|&copying| copying != number);
         let Some(response) = answer.response else { return Ok(()) };
         if number == 0 {
             return Ok(());
@@ -354,14 +374,9 @@ impl Session {
             // Nobody answers any more, and each copy keeps its memory by itself.
             return;
         }
-        let copies = async {
-            while !self.copying.is_empty()
-                && let Some((number, _)) = self.answers.recv().await
-            {
-                self.copying.retain(|&copying| copying != number);
-            }
-        };
-        if tokio::time::timeout(COPY_DEADLINE, copies).await.is_err() {
+        // A request that the actor never takes is dropped with its sender.
+        self.copies = None;
+        if tokio::time::timeout(COPY_DEADLINE, self.copies_end.recv()).await.is_err() {
             tracing::error!(session = self.id.0, "copies of an ended session are still under way");
         }
     }

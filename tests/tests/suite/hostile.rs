@@ -1,7 +1,10 @@
 //! Engines that break the rules: each gets a clear error or leaves a quarantine, the node lives, nobody else notices, and memory
 //! that somebody could still touch is not reused.
 
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use larder_ipc::Mapping;
 use larder_ipc::socket::FrameWriter;
@@ -17,6 +20,8 @@ use larder_tests::wait;
 use rkyv::util::AlignedVec;
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use rustix::io::{Errno, pwrite};
+use rustix::net::sockopt::set_socket_linger;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{ENGINE, Engine, LARDER};
 
@@ -165,6 +170,45 @@ fn foreign_descriptors_are_closed_and_refused() {
     drop(session);
     node.wait_for("sessions", 1);
     wait::until("the descriptors to be closed", || (descriptors(&node) <= before).then_some(()));
+    nothing_happened(&node, &innocent);
+}
+
+/// A descriptor whose last close waits for a day, as it lingers over bytes that the other end does not read.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (unread, _) = listener.accept().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while sender.write(&[0; 1 << 16]).is_ok() {}
+    set_socket_linger(&sender, Some(Duration::from_hours(24))).unwrap();
+    (sender.into(), unread)
+}
+
+#[test]
+fn a_descriptor_whose_close_blocks_holds_nobody_up() {
+    let (node, innocent) = stage();
+    let pid = Pid::from_raw(node.pid() as i32).unwrap();
+    let mut unread = Vec::new();
+    for after_hello in [false, true] {
+        let mut session = RawSession::connect(&node.socket("default")).unwrap();
+        if after_hello {
+            session.ask(&hello()).unwrap();
+        }
+        let (lingers, other_end) = lingering();
+        unread.push(other_end);
+        // The node stands still until this process has closed the descriptor: so the node's is the last.
+        kill_process(pid, Signal::STOP).unwrap();
+        let mut writer = FrameWriter::new();
+        writer.push_response(9, &Response::Unpinned, vec![lingers]).unwrap();
+        writer.flush(session.socket().as_fd()).unwrap();
+        drop(writer);
+        kill_process(pid, Signal::CONT).unwrap();
+        let (code, _) = last_words(&mut session).expect("the node says why");
+        assert_eq!(code, RefusalCode::Protocol);
+        drop(session);
+        // New sessions come through the thread that accepts, requests through the actor's.
+        assert_eq!(Engine::connect(&node.socket("default")).get(&prompt(b'a', 4)), 4);
+    }
     nothing_happened(&node, &innocent);
 }
 

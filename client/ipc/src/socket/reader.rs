@@ -99,6 +99,12 @@ impl FrameReader {
         self.takes_only_greetings = false;
     }
 
+    /// Takes the descriptors that came and that no frame claimed, also those after which the reader gave an error. Closing a
+    /// descriptor of a stranger may block.
+    pub fn take_unclaimed(&mut self) -> Vec<OwnedFd> {
+        self.unclaimed.drain(..).flat_map(|batch| batch.descriptors).collect()
+    }
+
     /// Receives once: as much as has arrived and fits into the buffer. Blocks if the socket blocks. Returns the number of
     /// received bytes, 0 at the end of the stream.
     ///
@@ -157,14 +163,14 @@ impl FrameReader {
                 descriptors.extend(rights);
             }
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(invalid("descriptors were lost: too many at once, or this process may open no more"));
-        }
         let from = self.position + self.unread.end as u64;
         self.unread.end += received.bytes;
         if !descriptors.is_empty() {
             let stretch = from..from + received.bytes as u64;
             self.unclaimed.push_back(Batch { stretch, descriptors });
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(invalid("descriptors were lost: too many at once, or this process may open no more"));
         }
         let unclaimed: usize = self.unclaimed.iter().map(|batch| batch.descriptors.len()).sum();
         if unclaimed > 0 && self.takes_only_greetings {
@@ -213,15 +219,12 @@ impl FrameReader {
         if announced == 0 {
             return Ok(Vec::new());
         }
-        let came = match self.unclaimed.front() {
-            Some(batch) if batch.stretch.contains(&start) => self.unclaimed.pop_front(),
-            _ => None,
-        };
-        let descriptors = came.map_or_else(Vec::new, |batch| batch.descriptors);
-        if descriptors.len() != usize::from(announced) {
-            return Err(ReceiveError::WrongDescriptors { announced, found: descriptors.len() });
+        let came = self.unclaimed.front().filter(|batch| batch.stretch.contains(&start));
+        let found = came.map_or(0, |batch| batch.descriptors.len());
+        if found != usize::from(announced) {
+            return Err(ReceiveError::WrongDescriptors { announced, found });
         }
-        Ok(descriptors)
+        Ok(self.unclaimed.pop_front().map_or_else(Vec::new, |batch| batch.descriptors))
     }
 }
 

@@ -17,7 +17,7 @@ impl Actor for Prompt {
 impl Handler<Ask> for Prompt {
     type Result = ();
 
-    fn handle(&mut self, Ask { reply_to: ReplyTo { number, answers }, .. }: Ask, _: &mut Context<Self>) {
+    fn handle(&mut self, Ask { reply_to: ReplyTo { number, answers, .. }, .. }: Ask, _: &mut Context<Self>) {
         let answer = Answer { response: Some(Response::Unpinned), descriptors: Vec::new() };
         answers.send((number, answer)).unwrap();
     }
@@ -58,6 +58,54 @@ async fn the_end_of_a_session_waits_for_copies_alone() {
         let goodbye = tokio::time::timeout(Duration::from_millis(100), session.say_goodbye(&end));
         assert_eq!(goodbye.await.is_err(), waits, "{request:?}");
     }
+}
+
+#[actix::test]
+async fn the_end_of_a_session_does_not_wait_for_a_copy_that_the_actor_never_began() {
+    let (ours, engine) = Engine::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let mut requests = FrameWriter::new();
+    let commit = Commit { reservation: 1, chunks: vec![0], sources: vec![0] };
+    requests.push_request(1, &Request::Commit(commit)).unwrap();
+    assert!(requests.flush(engine.as_fd()).unwrap());
+    let (socket, writer) = (UnixStream::from_std(ours).unwrap(), FrameWriter::new());
+    let asks = Late.start().recipient();
+    let mut session = Session::new(socket, FrameReader::new(), writer, SessionId(1), asks);
+    session.socket.readable().await.unwrap();
+    // The process is gone before the actor takes the message: an actor passes over messages whose senders have gone.
+    tokio::select! {
+        biased;
+        end = session.run() => panic!("{end}"),
+        () = std::future::ready(()) => {}
+    }
+    assert_eq!(session.waiting, 1, "the message was sent");
+    let goodbye = tokio::time::timeout(COPY_DEADLINE / 2, session.say_goodbye(&End::ProcessGone));
+    assert!(goodbye.await.is_ok());
+}
+
+#[actix::test]
+async fn an_engine_that_sends_messages_without_end_does_not_keep_the_thread() {
+    let (ours, engine) = Engine::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let (socket, writer) = (UnixStream::from_std(ours).unwrap(), FrameWriter::new());
+    let mut session =
+        Session::new(socket, FrameReader::new(), writer, SessionId(1), Prompt.start().recipient());
+    let floods = std::thread::spawn(move || {
+        let mut messages = FrameWriter::new();
+        loop {
+            (0..100).for_each(|_| messages.push_request(1, &Request::Name("n".into())).unwrap());
+            if messages.flush(engine.as_fd()).is_err() {
+                return;
+            }
+        }
+    });
+    let serving = actix_rt::spawn(async move { session.run().await });
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    serving.abort();
+    assert!(serving.await.unwrap_err().is_cancelled());
+    floods.join().unwrap();
 }
 
 #[actix::test]
