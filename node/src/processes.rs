@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use actix::Addr;
 use larder_core::Event;
@@ -24,7 +24,7 @@ use crate::actor::GpuActor;
 use crate::exchange::Tell;
 
 use socket_process::Exit;
-pub use socket_process::{PeerError, SocketProcess};
+pub use socket_process::{Identity, PeerError, SocketProcess};
 
 /// The processes that have or had a session and are not known to be gone. Stays on one thread.
 #[derive(Clone)]
@@ -37,7 +37,7 @@ pub struct Processes {
 #[derive(Default)]
 struct KnownProcesses {
     processes: HashMap<ProcessId, Process>,
-    by_pid: HashMap<(TenantId, u32), ProcessId>,
+    by_identity: HashMap<(TenantId, Identity), ProcessId>,
     last: u32,
 }
 
@@ -45,6 +45,8 @@ struct Process {
     tenant: TenantId,
     pidfd: Arc<OwnedFd>,
     sessions: Arc<AtomicU32>,
+    /// Whether it may have the node's memory: it had a session, or nothing tells it from processes that had one.
+    is_counted: Arc<AtomicBool>,
     gone: watch::Sender<bool>,
 }
 
@@ -55,6 +57,7 @@ pub struct ProcessShare {
     /// Turns true when the process is gone.
     pub gone: watch::Receiver<bool>,
     sessions: Arc<AtomicU32>,
+    is_counted: Arc<AtomicBool>,
 }
 
 /// Why a process gets no session.
@@ -87,13 +90,16 @@ impl Processes {
     /// [`EnterError`]: nothing is noted.
     pub fn enter(&self, tenant: TenantId, peer: SocketProcess) -> Result<ProcessShare, EnterError> {
         let mut known = self.known.borrow_mut();
-        let same = peer.pid.and_then(|pid| known.by_pid.get(&(tenant, pid)).copied());
+        let same = peer.identity.and_then(|identity| known.by_identity.get(&(tenant, identity)).copied());
         let alive = |id: &ProcessId| known.processes.get(id).is_some_and(|process| !process.has_exited());
         if let Some(id) = same.filter(alive) {
             return Ok(known.processes[&id].member(id));
         }
-        let lingers =
-            |process: &&Process| process.tenant == tenant && process.sessions.load(Ordering::Acquire) == 0;
+        let lingers = |process: &&Process| {
+            process.tenant == tenant
+                && process.is_counted.load(Ordering::Acquire)
+                && process.sessions.load(Ordering::Acquire) == 0
+        };
         let lingering = known.processes.values().filter(lingers).count() as u32;
         if lingering >= self.most_lingering {
             return Err(EnterError::TooManyLinger { lingering });
@@ -103,10 +109,11 @@ impl Processes {
         known.last += 1;
         let id = ProcessId(known.last);
         actix_rt::spawn(self.clone().wait_for_exit(id, exit));
-        if let Some(pid) = peer.pid {
-            known.by_pid.insert((tenant, pid), id);
+        let is_counted = Arc::new(AtomicBool::new(peer.identity.is_none()));
+        if let Some(identity) = peer.identity {
+            known.by_identity.insert((tenant, identity), id);
         }
-        let process = Process { tenant, pidfd, sessions: Arc::default(), gone };
+        let process = Process { tenant, pidfd, sessions: Arc::default(), is_counted, gone };
         let member = process.member(id);
         known.processes.insert(id, process);
         Ok(member)
@@ -119,7 +126,7 @@ impl Processes {
         }
         let process = {
             let mut known = self.known.borrow_mut();
-            known.by_pid.retain(|_, other| *other != id);
+            known.by_identity.retain(|_, other| *other != id);
             known.processes.remove(&id)
         };
         // The sessions hear of the exit first, then the actors free the memory. The store works with any order.
@@ -137,7 +144,8 @@ impl Processes {
 impl Process {
     fn member(&self, process: ProcessId) -> ProcessShare {
         self.sessions.fetch_add(1, Ordering::AcqRel);
-        ProcessShare { process, gone: self.gone.subscribe(), sessions: Arc::clone(&self.sessions) }
+        let (sessions, is_counted) = (Arc::clone(&self.sessions), Arc::clone(&self.is_counted));
+        ProcessShare { process, gone: self.gone.subscribe(), sessions, is_counted }
     }
 
     /// Whether the process has exited, even if its exit was not handled yet.
@@ -148,8 +156,55 @@ impl Process {
     }
 }
 
+impl ProcessShare {
+    /// Notes that the process gets a session: from now on it may keep the node's memory until it ends.
+    pub fn has_session(&self) {
+        self.is_counted.store(true, Ordering::Release);
+    }
+}
+
 impl Drop for ProcessShare {
     fn drop(&mut self) {
         self.sessions.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+    use super::*;
+
+    const TENANT: TenantId = TenantId(0);
+
+    fn process() -> (Child, impl Fn(&Child) -> SocketProcess) {
+        let child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let as_peer = |child: &Child| {
+            let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).unwrap();
+            let identity = Some(Identity::Inode(child.id().into()));
+            SocketProcess { pid: None, identity, pidfd }
+        };
+        (child, as_peer)
+    }
+
+    #[actix::test]
+    async fn only_a_process_that_had_a_session_lingers_and_its_sessions_are_of_one_process() {
+        let processes = Processes::new(Vec::new(), 1);
+        let ((mut first, peer), (mut second, _), (mut third, _)) = (process(), process(), process());
+        drop(processes.enter(TENANT, peer(&first)).unwrap());
+        drop(processes.enter(TENANT, peer(&second)).unwrap());
+        for _ in 0..3 {
+            let member = processes.enter(TENANT, peer(&first)).unwrap();
+            assert_eq!(member.process, ProcessId(1), "without a number here too");
+            member.has_session();
+        }
+        let refused = processes.enter(TENANT, peer(&third)).map(|member| member.process);
+        assert!(matches!(refused, Err(EnterError::TooManyLinger { lingering: 1 })), "{refused:?}");
+        for child in [&mut first, &mut second, &mut third] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 }

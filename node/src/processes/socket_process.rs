@@ -6,6 +6,7 @@ use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use rustix::fs::{fstat, fstatfs};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
@@ -17,8 +18,19 @@ use tokio::net::UnixStream;
 pub struct SocketProcess {
     /// The process's number in the node's PID namespace; `None` if it has no number there.
     pub pid: Option<u32>,
+    /// Tells the process from others, if the kernel does.
+    pub identity: Option<Identity>,
     /// The process's pidfd. It becomes readable when the process exits.
     pub pidfd: OwnedFd,
+}
+
+/// What no two living processes share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Identity {
+    /// The number in the node's PID namespace.
+    Pid(u32),
+    /// The inode of the process's pidfds (Linux 6.9 and later).
+    Inode(u64),
 }
 
 /// The reason why the connecting process is unknown.
@@ -53,7 +65,8 @@ impl SocketProcess {
         let pid = socket.peer_cred().map_err(PeerError::Io)?.pid().and_then(Pid::from_raw);
         let pidfd = identify(peer_pidfd(socket), || Some(pidfd_open(pid?, PidfdFlags::empty())))?;
         let pid = pid.and_then(|pid| u32::try_from(pid.as_raw_pid()).ok());
-        Ok(Self { pid, pidfd })
+        let identity = pid.map(Identity::Pid).or_else(|| inode_of(&pidfd).map(Identity::Inode));
+        Ok(Self { pid, identity, pidfd })
     }
 }
 
@@ -97,6 +110,13 @@ fn identify(
     }
 }
 
+/// The inode of a pidfd. Before Linux 6.9 all pidfds have the same inode, in another file system.
+fn inode_of(pidfd: &OwnedFd) -> Option<u64> {
+    let system = fstatfs(pidfd).ok()?;
+    let is_own = system.f_type as u64 == PIDFD_FILES;
+    is_own.then(|| fstat(pidfd).ok().map(|file| file.st_ino)).flatten()
+}
+
 fn peer_pidfd(socket: &UnixStream) -> Result<OwnedFd, Errno> {
     let mut descriptor: RawFd = -1;
     let mut bytes = size_of::<RawFd>() as libc::socklen_t;
@@ -120,6 +140,9 @@ fn peer_pidfd(socket: &UnixStream) -> Result<OwnedFd, Errno> {
 /// An option of Linux 6.5 and later; not in the libc crate for every target.
 const SO_PEERPIDFD: libc::c_int = 77;
 
+/// The magic number of the file system of pidfds.
+const PIDFD_FILES: u64 = 0x5049_4446;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,6 +156,9 @@ mod tests {
         let (a, _b) = UnixStream::pair().unwrap();
         let peer = SocketProcess::of(&a).unwrap();
         assert_eq!(peer.pid, Some(std::process::id()));
+        let (other, _d) = UnixStream::pair().unwrap();
+        let other = SocketProcess::of(&other).unwrap();
+        assert_eq!(inode_of(&peer.pidfd), inode_of(&other.pidfd), "for an engine that has no number here");
     }
 
     #[test]
