@@ -135,7 +135,7 @@ impl StagedChunk {
 }
 
 impl Taken {
-    /// Takes chunks out, to be committed with `reservation`.
+    /// Takes chunks out, to be committed with `reservation`: all of them or none.
     ///
     /// # Errors
     /// `ReleasedError` if a chunk was committed or dropped; `ValueError` if it is another reservation's; `ForkedError`.
@@ -145,13 +145,22 @@ impl Taken {
     ) -> PyResult<Self> {
         let mut taken = Self { chunks: Vec::new(), slots: Vec::new() };
         for chunk in staged {
-            if chunk.of.get()?.as_ptr() != Arc::as_ptr(reservation) {
-                return Err(PyValueError::new_err("a staged chunk is committed with its own reservation"));
+            if let Err(error) = taken.take(chunk, reservation) {
+                taken.put_back();
+                return Err(error);
             }
-            taken.chunks.push(chunk.take_out()?);
-            taken.slots.push(Arc::clone(chunk.slot.get()?));
         }
         Ok(taken)
+    }
+
+    fn take(&mut self, chunk: &StagedChunk, reservation: &Arc<larder_client::Reservation>) -> PyResult<()> {
+        if chunk.of.get()?.as_ptr() != Arc::as_ptr(reservation) {
+            return Err(PyValueError::new_err("a staged chunk is committed with its own reservation"));
+        }
+        let slot = Arc::clone(chunk.slot.get()?);
+        self.chunks.push(chunk.take_out()?);
+        self.slots.push(slot);
+        Ok(())
     }
 
     /// Commits the chunks, and returns the number of chunks that the node keeps. If the node has no time for the first message,

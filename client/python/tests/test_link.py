@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import weakref
 
 from conftest import start_cluster, until
 from larder_kv.link import MOST_REASONS, Link
@@ -123,6 +124,29 @@ def test_a_link_that_is_told_to_begin_while_it_opens_a_session_opens_another():
     link.begin()
     told.set()
     until(lambda: link.current() == 2)
+    link.close()
+
+
+def test_an_idle_link_lets_a_session_go_that_has_ended(monkeypatch):
+    """A session has the memory of its node, whose next life needs it."""
+    monkeypatch.setattr("larder_kv.link.LOOK_SECONDS", 0.01)
+
+    class Ends:
+        is_over = False
+
+    opened = [Ends()]
+    ends = weakref.ref(opened[0])
+
+    def connect() -> Ends:
+        if not opened:
+            raise ConnectionRefusedError("no node")
+        return opened.pop()
+
+    link = Link(connect, 0.001, logging.getLogger("test"), is_open=lambda session: not session.is_over)
+    link.wait_for_first_try(10)
+    assert ends() is not None
+    ends().is_over = True
+    until(lambda: ends() is None)
     link.close()
 
 

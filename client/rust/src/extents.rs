@@ -51,6 +51,11 @@ impl Extents {
         Ok(())
     }
 
+    /// Forgets all extents. Each stays mapped as long as a value of [`Self::place`] uses it.
+    pub(crate) fn clear(&mut self) {
+        self.mapped.clear();
+    }
+
     /// Finds the mappings of the blocks of `chunks` chunks. `pools` names the pools in which each chunk has places.
     ///
     /// # Errors

@@ -221,8 +221,9 @@ impl Link {
         if sent { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
     }
 
-    /// Whether the session goes on, as far as is known.
-    pub(crate) fn is_open(&self) -> bool {
+    /// Whether the session goes on, as far as is known. Where nobody receives, looks at the socket.
+    pub(crate) fn is_open(self: &Arc<Self>) -> bool {
+        self.receive_what_is_here();
         lock(&self.state).open
     }
 
@@ -244,6 +245,9 @@ impl Link {
         if let Some(window) = &self.window {
             window.close();
         }
+        // An idle engine may keep the session for long. The node's memory exists as long as it is mapped, and the node's next life
+        // needs room for its own. Leases keep the extents that they read.
+        lock(&self.extents).clear();
         drop(pending);
     }
 

@@ -3,8 +3,7 @@
 mod layers;
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use larder_protocol::PoolSet;
@@ -52,7 +51,15 @@ pub(crate) struct CommitPart {
     pub(crate) sources: Vec<u64>,
     /// The chunks' room, which the node reads until it answers.
     pub(crate) ranges: Vec<Arc<WindowRange>>,
-    pub(crate) remaining: Remaining,
+    pub(crate) under_way: CommitUnderWay,
+}
+
+/// A Commit message that is not answered yet. A reservation is given back only when none is under way: the chunks of a message that
+/// was sent are committed, even if nobody waits for the answer any more.
+pub(crate) struct CommitUnderWay {
+    link: Weak<Link>,
+    reservation: u64,
+    open: Arc<Mutex<Open>>,
 }
 
 /// The reservation at the node, given back with the last value that could still write to its chunks.
@@ -60,14 +67,20 @@ struct Claim {
     link: Arc<Link>,
     namespace: Namespace,
     number: u64,
-    remaining: Remaining,
+    open: Arc<Mutex<Open>>,
     /// If the node trusts its engines: the blocks' places in the arena.
     placed: Option<Placed>,
 }
 
-/// Number of chunks of a reservation that are not committed.
-#[derive(Clone)]
-pub(crate) struct Remaining(Arc<AtomicUsize>);
+/// The part of a reservation that is open.
+struct Open {
+    /// Number of chunks that are not committed.
+    chunks: usize,
+    /// Number of commits under way.
+    commits: usize,
+    /// Whether the engine can still write to the chunks.
+    is_held: bool,
+}
 
 /// The window, and the sizes of the pieces of it that are needed.
 pub(crate) type RoomNeeded<'a> = (&'a Arc<Window>, Vec<u64>);
@@ -113,8 +126,9 @@ impl Reservation {
         };
         drop(mapped);
         // A reservation without chunks is never used up by commits, so that dropping it gives it back.
-        let remaining = Remaining(Arc::new(AtomicUsize::new(chunks.len().max(1))));
-        let claim = Claim { link: Arc::clone(link), namespace, number: reservation, remaining, placed };
+        let open = Open { chunks: chunks.len().max(1), commits: 0, is_held: true };
+        let open = Arc::new(Mutex::new(open));
+        let claim = Claim { link: Arc::clone(link), namespace, number: reservation, open, placed };
         Ok(Self { claim: Arc::new(claim), chunks, pools, deadline: Duration::from_millis(deadline_ms) })
     }
 
@@ -218,7 +232,7 @@ impl Reservation {
                     chunks: Vec::new(),
                     sources: Vec::new(),
                     ranges: Vec::new(),
-                    remaining: self.claim.remaining.clone(),
+                    under_way: self.claim.commits(),
                 });
             }
             if let Some(part) = parts.last_mut() {
@@ -319,16 +333,41 @@ impl StagedChunk {
     }
 }
 
-impl Remaining {
+impl CommitUnderWay {
     /// Notes that `chunks` more chunks are committed.
     pub(crate) fn settle(&self, chunks: usize) {
-        let less = |remaining: usize| Some(remaining.saturating_sub(chunks));
-        // The update always yields a value.
-        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        let mut open = lock(&self.open);
+        open.chunks = open.chunks.saturating_sub(chunks);
+    }
+}
+
+impl Drop for CommitUnderWay {
+    fn drop(&mut self) {
+        let mut open = lock(&self.open);
+        open.commits -= 1;
+        let is_over = open.is_over();
+        drop(open);
+        if is_over && let Some(link) = self.link.upgrade() {
+            link.give_back(Request::Abort(self.reservation));
+        }
+    }
+}
+
+impl Open {
+    /// Whether the node has to be told that nobody will commit the rest.
+    fn is_over(&self) -> bool {
+        !self.is_held && self.commits == 0 && self.chunks > 0
     }
 }
 
 impl Claim {
+    /// Notes that a commit is under way.
+    fn commits(&self) -> CommitUnderWay {
+        lock(&self.open).commits += 1;
+        let (link, open) = (Arc::downgrade(&self.link), Arc::clone(&self.open));
+        CommitUnderWay { link, reservation: self.number, open }
+    }
+
     /// The offset of block `block` in the window's room for a chunk of which these pools are written. Blocks are one behind the
     /// other, each at a multiple of [`BLOCK_ALIGNMENT`]. If `block` is the number of blocks, the result is the size of the whole
     /// room.
@@ -347,7 +386,11 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if self.number != 0 && self.remaining.0.load(Ordering::Acquire) > 0 {
+        let mut open = lock(&self.open);
+        open.is_held = false;
+        let is_over = open.is_over();
+        drop(open);
+        if self.number != 0 && is_over {
             self.link.give_back(Request::Abort(self.number));
         }
     }

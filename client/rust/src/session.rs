@@ -127,7 +127,10 @@ impl Session {
     }
 
     /// Whether the session goes on: false once its node has stopped, closed it or broken the protocol. A node that no longer
-    /// answers ends no session. The session notices its end at once while a task receives, otherwise with its next request.
+    /// answers ends no session. Without a task that receives, this call looks at the socket.
+    ///
+    /// A session that has ended keeps only the memory of the node that its leases use. While a session is idle, call this now and
+    /// then: a node that stopped needs its memory back for its next life.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.link.is_open()

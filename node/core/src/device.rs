@@ -124,11 +124,16 @@ impl Core {
         block: usize,
     ) -> Result<BlockFacts, Refused> {
         let facts = self.store.block_facts(session, namespace, block)?;
+        self.has_room_for_tensors(session)?;
+        Ok(facts)
+    }
+
+    fn has_room_for_tensors(&self, session: SessionId) -> Result<(), Refused> {
         let known = self.device.tensors.keys().filter(|(of, _)| *of == session).count();
         if known >= MAX_SESSION_TENSORS {
             return Err(Refused::TooManyTensors { most: MAX_SESSION_TENSORS });
         }
-        Ok(facts)
+        Ok(())
     }
 
     /// Notes that the device knows a session's tensors; returns their number in the session.
@@ -137,6 +142,8 @@ impl Core {
     /// [`Refused::Internal`] if the session has ended meanwhile.
     pub fn know_tensors(&mut self, session: SessionId, tensors: Tensors) -> Result<u32, Refused> {
         self.store.tenant(session).map_err(|_| Refused::Internal)?;
+        // Several may have been asked for before the first was known.
+        self.has_room_for_tensors(session)?;
         let device = &mut self.device;
         device.account.slots.add(device.tier.size_slots(tensors.facts.bytes));
         device.last_tensors = device.last_tensors.wrapping_add(1);

@@ -14,6 +14,10 @@ LOST = (larder_kv.EndedError, larder_kv.RequestTimeout)
 """The errors after which a session is of no use. A node that does not answer would delay every call: without it, calls miss at
 once until it answers again."""
 
+LOOK_SECONDS = 1.0
+"""How often a link looks whether its session goes on. An engine without requests has to notice that its node is gone: as long as it
+keeps the session, it keeps the node's memory, and the node's next life may find none."""
+
 MOST_REASONS = 16
 """Limit of different reasons that are logged, for instance while a node is absent."""
 
@@ -114,7 +118,9 @@ class Link(Generic[T]):
     def _keep_open(self) -> None:
         reasons: set[str] = set()
         while not self._closed.is_set():
-            self._wanted.wait()
+            if not self._wanted.wait(LOOK_SECONDS):
+                self.current()
+                continue
             if self._closed.is_set():
                 return
             # Not after the try: `begin` may ask for another session meanwhile.
@@ -131,6 +137,8 @@ class Link(Generic[T]):
                 continue
             reasons.clear()
             self._opened = opened
+            # Nobody else keeps the session when it ends.
+            del opened
             self._tried.set()
 
     def _failed(self, error: BaseException, reasons: set[str]) -> None:

@@ -27,11 +27,14 @@ impl Link {
     ) -> Result<T, SessionError> {
         self.receiving(|reader| {
             let deadline = now() + round_trip.answered_within(self.timeout);
-            // Permits run out only if that many requests timed out and are not answered yet.
-            let permit = Arc::clone(&self.callers).try_acquire_owned().map_err(|error| match error {
-                TryAcquireError::Closed => self.closed(),
-                TryAcquireError::NoPermits => SessionError::Timeout,
-            })?;
+            let permit = loop {
+                match Arc::clone(&self.callers).try_acquire_owned() {
+                    Ok(permit) => break permit,
+                    Err(TryAcquireError::Closed) => return Err(self.closed()),
+                    // The session's tasks wait for so many answers, or many requests timed out: each answer frees a permit.
+                    Err(TryAcquireError::NoPermits) => self.receive(reader, deadline)?,
+                }
+            };
             let mut answer = self.send(round_trip, origin, permit)?;
             loop {
                 match answer.try_recv() {
@@ -50,6 +53,27 @@ impl Link {
                 self.deliver_all(reader);
             }
         });
+    }
+
+    /// Delivers the answers that have come, and notices the session's end, unless a task or another thread receives.
+    pub(super) fn receive_what_is_here(self: &Arc<Self>) {
+        if self.has_task.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(mut reader) = self.reader.try_lock() else { return };
+        loop {
+            match reader.receive_now(self.socket.as_fd()) {
+                Ok(1..) if self.deliver_all(&mut reader) => {}
+                Err(error) if would_block(&error) => break,
+                Ok(1..) => break,
+                Ok(0) | Err(_) => {
+                    self.close();
+                    break;
+                }
+            }
+        }
+        drop(reader);
+        self.reader_is_free.notify_one();
     }
 
     /// Runs `work` while no other thread or task receives.

@@ -85,7 +85,7 @@ impl Reservation {
             chunks: chunks.to_vec(),
             sources: Vec::new(),
             ranges: Vec::new(),
-            remaining: self.claim.remaining.clone(),
+            under_way: self.claim.commits(),
         };
         positions.chunks(self.chunks_per_commit()).map(part).collect()
     }

@@ -151,7 +151,7 @@ impl Session {
 }
 
 fn commit(part: CommitPart) -> RoundTrip<u32> {
-    let CommitPart { reservation, chunks, ranges, sources, remaining } = part;
+    let CommitPart { reservation, chunks, ranges, sources, under_way } = part;
     let committed = chunks.len();
     let request = Request::Commit(Commit { reservation, chunks, sources });
     RoundTrip::new(request, move |_, response, _| {
@@ -159,7 +159,7 @@ fn commit(part: CommitPart) -> RoundTrip<u32> {
         drop(ranges);
         match response {
             Response::Committed(chunks) if chunks as usize <= committed => {
-                remaining.settle(committed);
+                under_way.settle(committed);
                 Ok(chunks)
             }
             _ => Err(SessionError::wrong_answer("a commit commits chunks that were named")),

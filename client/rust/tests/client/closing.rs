@@ -1,10 +1,12 @@
 //! Sessions that cannot go on.
 
 use std::io::Write;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use larder_client::{LookupOptions, ProtocolError, Session, SessionError, SessionOptions};
 use larder_protocol::session::{Busy, Refusal, RefusalCode, Response, Scarce};
+use rustix::fs::fstat;
 
 use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, memory_file, node, options, spec};
 
@@ -38,6 +40,33 @@ fn a_node_that_closes_mid_request_closes_a_threads_request() {
     assert!(matches!(session.lease(&namespace, &chain(1)).wait(), Err(SessionError::Closed { .. })));
     assert!(matches!(session.unpin(1).wait(), Err(SessionError::Closed { .. })));
     node.join().unwrap();
+}
+
+#[test]
+fn an_ended_session_that_nobody_uses_keeps_only_the_memory_that_its_leases_read() {
+    let (tell, told) = mpsc::channel();
+    let (socket, node) = node(move |mut node| {
+        node.open(0);
+        let (answer, descriptors) = leased(31, 1, 1);
+        tell.send(fstat(&descriptors[0]).unwrap().st_ino).unwrap();
+        node.answer_next(&answer, descriptors);
+    });
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let lease = session.lease(&namespace, &chain(1)).wait().unwrap();
+    let memory = told.recv().unwrap();
+    node.join().unwrap();
+    assert!(is_mapped(memory), "the session does not know that its node is gone");
+    assert!(!session.is_open());
+    assert!(is_mapped(memory), "the lease reads it");
+    drop(lease);
+    assert!(!is_mapped(memory));
+}
+
+/// Whether this process maps the file of this inode.
+fn is_mapped(inode: u64) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().any(|map| map.split_whitespace().nth(4) == Some(&inode.to_string()))
 }
 
 #[tokio::test]

@@ -127,6 +127,31 @@ async fn what_a_reservation_did_not_commit_is_aborted_after_its_last_staged_chun
 }
 
 #[tokio::test]
+async fn a_commit_that_was_sent_counts_though_nobody_waits_for_it_and_the_rest_is_given_back_after_it() {
+    let (resume, resumed) = mpsc::channel::<()>();
+    let (socket, node) = node(move |mut node| {
+        node.open(2_000);
+        node.answer_next(&reserved(21, [0, 1]), Vec::new());
+        let (number, commit) = node.next().unwrap();
+        assert!(matches!(commit, Request::Commit(_)));
+        resumed.recv().unwrap();
+        let unpin = node.expect(&Request::Unpin(1));
+        node.answer(number, &Response::Committed(1), Vec::new());
+        node.answer(unpin, &Response::Unpinned, Vec::new());
+        node.expect(&Request::Abort(21));
+    });
+    let session = Session::open(socket, options()).await.unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).await.unwrap();
+    let reservation = session.reserve(&namespace, &chain(2), 0).await.unwrap();
+    let staged = session.stage(&reservation, 0).await.unwrap();
+    give_up(session.commit(&reservation, vec![staged]));
+    drop(reservation);
+    resume.send(()).unwrap();
+    session.unpin(1).await.unwrap();
+    node.join().unwrap();
+}
+
+#[tokio::test]
 async fn room_in_the_window_is_free_only_when_the_node_has_answered() {
     let (resume, resumed) = mpsc::channel::<()>();
     let (socket, node) = node(move |mut node| {
