@@ -70,6 +70,8 @@ pub struct GpuActor {
     clients: HashMap<SessionId, Engine>,
     /// Extents that wait for new memory and for the copy pool.
     renewals: Vec<Renewal>,
+    /// Whether the copy pool makes memory for one of them.
+    is_renewing: bool,
     /// The last lookups, to try other caches.
     past: Past,
     pending: Pending,
@@ -172,6 +174,7 @@ impl GpuActor {
             windows: HashMap::new(),
             clients: HashMap::new(),
             renewals: Vec::new(),
+            is_renewing: false,
             past: Past::default(),
             pending: Pending::default(),
             ended_grants,

@@ -57,19 +57,23 @@ impl GpuActor {
         }))
     }
 
-    /// Orders new memory for extents. Extents for which the copy pool has no room wait for the next time.
+    /// Orders new memory for an extent, one at a time: the memory of an extent takes as long as some hundred copies. The others wait,
+    /// also if the copy pool has no room.
     pub(super) fn renew_extents(&mut self, ctx: &mut Context<Self>) {
-        for renewal in std::mem::take(&mut self.renewals) {
-            let extent = renewal.extent;
-            match self.hands.lane.renew(renewal) {
-                Ok(renewed) => {
-                    let note =
-                        renewed.into_actor(self).map(move |renewed, actor, _| actor.renewed(extent, renewed));
-                    // Not bound to a life: the arena needs the memory, whichever life ordered it.
-                    ctx.spawn(note);
-                }
-                Err(renewal) => self.renewals.push(renewal),
+        if self.is_renewing {
+            return;
+        }
+        let Some(renewal) = self.renewals.pop() else { return };
+        let extent = renewal.extent;
+        match self.hands.lane.renew(renewal) {
+            Ok(renewed) => {
+                self.is_renewing = true;
+                let note =
+                    renewed.into_actor(self).map(move |renewed, actor, _| actor.renewed(extent, renewed));
+                // Not bound to a life: the arena needs the memory, whichever life ordered it.
+                ctx.spawn(note);
             }
+            Err(renewal) => self.renewals.push(renewal),
         }
     }
 
@@ -81,6 +85,7 @@ impl GpuActor {
     }
 
     fn renewed(&mut self, extent: u32, renewed: Result<Result<Arc<ExtentMemory>, MemoryError>, RecvError>) {
+        self.is_renewing = false;
         match renewed {
             Ok(Ok(memory)) => {
                 let event = self.occupied(extent, memory);
@@ -88,7 +93,8 @@ impl GpuActor {
             }
             Ok(Err(error)) => {
                 tracing::error!(extent, %error, "an extent got no new memory: the node tries again");
-                self.renewals.push(self.hands.arena.vacate(extent));
+                // Others go first.
+                self.renewals.insert(0, self.hands.arena.vacate(extent));
             }
             Err(_) => tracing::error!(
                 extent,
