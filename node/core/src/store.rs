@@ -225,7 +225,14 @@ impl Store {
         }
         let most = self.most_namespaces();
         let too_many = Refused::TooManyNamespaces { most };
-        let number = self.namespaces.enter((tenant, tenant_name), spec, &classes, most).ok_or(too_many)?;
+        let about = (tenant, tenant_name);
+        let number = match self.namespaces.enter(about, spec, &classes, most) {
+            None if self.forget_oldest_namespace(tenant) => {
+                self.namespaces.enter(about, spec, &classes, most)
+            }
+            entered => entered,
+        };
+        let number = number.ok_or(too_many)?;
         let fingerprint = self.namespaces.get(number).fingerprint;
         let namespaces = &mut self.session_mut(session)?.namespaces;
         let is_new = !namespaces.contains_key(&number);
@@ -311,6 +318,12 @@ impl Store {
     #[must_use]
     pub fn open_sessions(&self) -> Vec<SessionId> {
         self.sessions.ids()
+    }
+
+    /// Whether the configuration has more than one tenant.
+    #[must_use]
+    pub fn has_several_tenants(&self) -> bool {
+        self.limits.tenant_bytes.iter().filter(|&&most| most > 0).nth(1).is_some()
     }
 
     /// The tenant of an open session.

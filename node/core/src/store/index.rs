@@ -4,6 +4,7 @@
 //! Eviction from the leaves seldom leaves a chunk without its parent. For those few chunks, the index keeps both hashes
 //! separately.
 
+use std::collections::HashSet;
 use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
@@ -315,14 +316,6 @@ impl Index {
         self.get(id).parent.map(|parent| self.id(parent))
     }
 
-    /// The chunk and everything below it that is in memory, every chunk after its children.
-    pub(crate) fn subtree_leaves_first(&self, root: ChunkNumber) -> Vec<ChunkId> {
-        let mut found = self.subtree(root);
-        found.reverse();
-        found.retain(|&id| self.get(id).is_resident());
-        found
-    }
-
     /// The chunk of this name; if it is not here, the chunks here that continue it at once.
     pub(crate) fn roots(&self, namespace: NamespaceId, hash: &ChunkHash) -> Vec<ChunkNumber> {
         if let Some(chunk) = self.find(namespace, hash) {
@@ -332,15 +325,18 @@ impl Index {
         std::iter::successors(first, |&orphan| self.at(orphan).next_sibling).collect()
     }
 
-    /// The chunk and everything below it, every chunk before its children.
-    pub(crate) fn subtree(&self, root: ChunkNumber) -> Vec<ChunkId> {
-        let mut found = vec![root];
+    /// The chunk and everything below it, every chunk before its children, without the chunks that were `seen` and all below these.
+    /// Adds the result to `seen`.
+    pub(crate) fn subtree(&self, root: ChunkNumber, seen: &mut HashSet<ChunkNumber>) -> Vec<ChunkId> {
+        let mut found: Vec<ChunkNumber> = Some(root).filter(|&root| seen.insert(root)).into_iter().collect();
         let mut next = 0;
         while let Some(&number) = found.get(next) {
             next += 1;
             let mut child = self.at(number).first_child;
             while let Some(number) = child {
-                found.push(number);
+                if seen.insert(number) {
+                    found.push(number);
+                }
                 child = self.at(number).next_sibling;
             }
         }

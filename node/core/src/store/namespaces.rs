@@ -19,6 +19,8 @@ pub(crate) const MAX_NAMESPACES: usize = 1_024;
 pub(crate) struct Namespaces {
     known: Vec<Namespace>,
     numbers: HashMap<Fingerprint, NamespaceId>,
+    /// Number of registrations so far.
+    uses: u64,
 }
 
 /// The store's facts of a namespace.
@@ -34,6 +36,8 @@ pub(crate) struct Namespace {
     pub(crate) rules: PoolRules,
     /// Whether its tenant left: nobody finds it any more.
     pub(crate) is_gone: bool,
+    /// The number of its last registration.
+    pub(crate) last_use: u64,
     /// Sessions that registered it.
     pub(crate) sessions: u32,
     /// Chunks of it in the index.
@@ -125,7 +129,9 @@ impl Namespaces {
         most: usize,
     ) -> Option<NamespaceId> {
         let fingerprint = spec.fingerprint(tenant_name);
+        self.uses += 1;
         if let Some(&number) = self.numbers.get(&fingerprint) {
+            self.get_mut(number).last_use = self.uses;
             return Some(number);
         }
         let uses = |known: &&Namespace| known.tenant == tenant && (known.sessions > 0 || known.chunks > 0);
@@ -144,6 +150,7 @@ impl Namespaces {
             rules: PoolRules::new(&spec.pools),
             pools,
             is_gone: false,
+            last_use: self.uses,
             sessions: 0,
             chunks: 0,
             spec: spec.clone(),

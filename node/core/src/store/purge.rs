@@ -12,6 +12,7 @@ use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 use super::ids::{ChunkId, ChunkKey, NamespaceId, TenantId};
 use super::index::{Account, Block, OnDisk, Standing};
 use super::journal::is_held;
+use super::namespaces::Namespace;
 use super::policy::Removal;
 use super::remembered::EvictionRule;
 use super::{ChangeKind, Store};
@@ -194,6 +195,7 @@ impl Store {
         self.limits.tenant_bytes = bytes.to_vec();
         self.slab.bound_tenants(&self.limits.most_extents());
         self.tenants.are(bytes.len());
+        self.tenants.serve(|tenant| bytes.get(usize::from(tenant.0)) != Some(&0));
         for &tenant in &leaving {
             self.end_pins_of_tenant(tenant);
             self.namespaces.leave(tenant);
@@ -222,7 +224,26 @@ impl Store {
         let found: Vec<ChunkId> = found.into_iter().filter(|&id| self.is_to_purge(id)).collect();
         self.remove_all(&found);
         self.purges.leaving_from = next;
+        if next.is_none() {
+            self.tenants.forget_left();
+        }
         next.is_some()
+    }
+
+    /// Forgets the tenant's namespace that no session has registered for the longest time, and its chunks, so that a new model finds
+    /// room. Returns false if sessions use all, or each has too many chunks to go at once.
+    pub(super) fn forget_oldest_namespace(&mut self, tenant: TenantId) -> bool {
+        let may_go = |(_, known): &(NamespaceId, &Namespace)| {
+            let is_unused = known.tenant == tenant && known.sessions == 0 && !known.is_gone;
+            is_unused && (1..=PAGE_CHUNKS as u32).contains(&known.chunks)
+        };
+        let oldest = self.namespaces.iter().filter(may_go).min_by_key(|(_, known)| known.last_use);
+        let Some((oldest, _)) = oldest else { return false };
+        let chunks = self.index.iter_from(0).filter(|(.., chunk)| chunk.namespace == oldest);
+        let chunks: Vec<ChunkId> = chunks.map(|(_, id, _)| id).collect();
+        let chunks: Vec<ChunkId> = chunks.into_iter().filter(|&id| self.is_to_purge(id)).collect();
+        self.remove_all(&chunks);
+        self.namespaces.get(oldest).chunks == 0
     }
 
     /// Whether chunks of a namespace may be brought from elsewhere.
@@ -307,7 +328,7 @@ impl Store {
         for &number in namespaces {
             for hash in scope.chunks().unwrap_or_default() {
                 for root in self.index.roots(number, hash) {
-                    found.extend(self.index.subtree(root).into_iter().filter(|&id| seen.insert(id)));
+                    found.extend(self.index.subtree(root, &mut seen));
                 }
             }
         }

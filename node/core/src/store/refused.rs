@@ -55,7 +55,7 @@ pub enum Refused {
     TooManySessionNamespaces,
     /// More namespaces than a tenant may have.
     #[error(
-        "the tenant has {most} namespaces in use, the most: end sessions whose models are no longer served, or purge the tenant"
+        "the tenant has {most} namespaces in use, the most: end sessions whose models are no longer served, or purge a model's chunks (`larder purge --namespace-id`)"
     )]
     TooManyNamespaces {
         /// The limit.

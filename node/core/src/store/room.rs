@@ -115,10 +115,10 @@ impl Store {
     /// that a reservation seldom has to evict.
     pub(super) fn evict_above_watermark(&mut self) {
         // The chunks of tenants that left go step by step.
-        for tenant in self.tenants.ids() {
-            if self.limits.tenant_bytes.get(usize::from(tenant.0)) != Some(&0) {
-                self.evict_for(tenant, 0);
-            }
+        let mut place = 0;
+        while let Some(tenant) = self.tenants.served(place) {
+            self.evict_for(tenant, 0);
+            place += 1;
         }
         self.evict_above_capacity(0);
     }
@@ -450,7 +450,7 @@ impl Store {
         victim.map(|number| index.id(number))
     }
 
-    /// These chunks and all their descendants, leaves first; `None` if one of them may not be evicted.
+    /// These chunks and all their descendants that are in memory, leaves first; `None` if one of them may not be evicted.
     fn subtrees(&self, chunks: &[ChunkNumber]) -> Option<Vec<ChunkId>> {
         let is_held = |chunk: &Chunk| chunk.claims > 0 || chunk.pins > 0;
         if chunks.iter().any(|&chunk| is_held(self.index.at(chunk))) {
@@ -459,9 +459,8 @@ impl Store {
         let mut seen = HashSet::new();
         let mut all = Vec::new();
         for &chunk in chunks {
-            if !seen.contains(&self.index.id(chunk)) {
-                all.extend(self.index.subtree_leaves_first(chunk).into_iter().filter(|&id| seen.insert(id)));
-            }
+            let found = self.index.subtree(chunk, &mut seen).into_iter().rev();
+            all.extend(found.filter(|&id| self.index.get(id).is_resident()));
         }
         if all.iter().any(|&id| is_held(self.index.get(id))) { None } else { Some(all) }
     }

@@ -16,6 +16,8 @@ use super::policy::{Facts, Judge, Policy, PolicyName, Removal};
 #[derive(Debug)]
 pub(super) struct Tenants {
     tenants: Vec<Tenant>,
+    /// The tenants that are served. Tenants that left keep their numbers, and there may be thousands of them.
+    served: Vec<TenantId>,
     name: PolicyName,
     recompute_doubles_at: Option<NonZeroU32>,
     age_ms: u64,
@@ -39,7 +41,8 @@ pub(super) struct Tenant {
 impl Tenants {
     pub(super) fn new(count: usize, name: PolicyName, recompute_doubles_at: Option<NonZeroU32>) -> Self {
         let numbers = Vec::new();
-        let mut all = Self { tenants: Vec::new(), name, recompute_doubles_at, age_ms: 0, numbers };
+        let mut all =
+            Self { tenants: Vec::new(), served: Vec::new(), name, recompute_doubles_at, age_ms: 0, numbers };
         all.are(count.max(1));
         all
     }
@@ -52,7 +55,29 @@ impl Tenants {
         while self.tenants.len() < count {
             let policy = self.build();
             let (places, spare, copies) = (Vec::new(), Vec::new(), Copies::default());
+            self.served.push(TenantId(self.tenants.len() as u16));
             self.tenants.push(Tenant { policy, places, spare, copies, cached_bytes: 0 });
+        }
+    }
+
+    /// Notes which tenants are served.
+    pub(super) fn serve(&mut self, is_served: impl Fn(TenantId) -> bool) {
+        self.served = self.ids().filter(|&tenant| is_served(tenant)).collect();
+    }
+
+    /// The tenants that are served, each by its place among them.
+    pub(super) fn served(&self, place: usize) -> Option<TenantId> {
+        self.served.get(place).copied()
+    }
+
+    /// Gives back the memory of the policies of tenants that left and have no cached chunk any more.
+    pub(super) fn forget_left(&mut self) {
+        for tenant in self.ids().filter(|tenant| !self.served.contains(tenant)).collect::<Vec<_>>() {
+            let known = self.of_mut(tenant);
+            if known.cached_bytes == 0 && known.policy.order().is_empty() {
+                known.policy = PolicyName::Lru.build(None);
+                (known.places, known.spare) = (Vec::new(), Vec::new());
+            }
         }
     }
 
@@ -79,7 +104,7 @@ impl Tenants {
     /// Sets the time on the clock by which chunks age.
     pub(super) fn is_now(&mut self, age_ms: u64) {
         self.age_ms = age_ms;
-        self.tenants.iter_mut().for_each(|tenant| tenant.policy.is_now(age_ms));
+        self.served.iter().for_each(|tenant| self.tenants[usize::from(tenant.0)].policy.is_now(age_ms));
     }
 
     /// The policy in force.
@@ -102,6 +127,7 @@ impl Tenants {
         for tenant in &mut self.tenants {
             (tenant.places, tenant.spare) = (Vec::new(), Vec::new());
         }
+        self.forget_left();
         orders
     }
 

@@ -237,3 +237,31 @@ fn a_tenant_that_left_takes_nothing_of_the_free_room_that_peers_are_told() {
     assert_eq!(f.store.usage().cached_chunks, 10);
     assert_eq!(f.store.least(), None);
 }
+
+#[test]
+fn a_new_model_takes_the_place_of_the_model_that_no_session_has_used_for_the_longest_time() {
+    let mut f = Fixture::new(limits(2_000, 2_000));
+    f.put("a");
+    let model = |number: u32| NamespaceSpec { layout: format!("l{number}"), ..spec() };
+    let put = |f: &mut Fixture, number: u32| {
+        let session = f.store.open_session(TenantId(0), ProcessId(number + 1), 1 << 20);
+        let registered = f.store.register(session, "a", &model(number), &[0], &[BLOCK]).unwrap();
+        let chain = Chain::from_root(registered.root, vec![name("x")]);
+        let reserved = f.store.reserve(session, registered.namespace, &chain, 0, NOW).unwrap();
+        if !reserved.chunks.is_empty() {
+            let order = f.store.begin_commit(session, reserved.reservation, &[0], &[0]).unwrap();
+            f.store.finish_commit(order.order, Some(sums(&order)));
+        }
+        f.store.close_session(session);
+    };
+    (0..511).for_each(|number| put(&mut f, number));
+    put(&mut f, 0);
+    assert_eq!(f.store.namespaces().count(), 512, "the most");
+    put(&mut f, 600);
+    let chunks = |f: &Fixture, number: u32| {
+        let fingerprint = model(number).fingerprint("a");
+        f.store.namespaces().find(|known| known.fingerprint == fingerprint).map(|known| known.chunks)
+    };
+    assert_eq!([0, 1, 2, 600].map(|number| chunks(&f, number)), [Some(1), None, Some(1), Some(1)]);
+    assert_eq!(f.store.namespaces().find(|known| known.sessions > 0).map(|known| known.chunks), Some(1));
+}
