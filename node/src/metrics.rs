@@ -14,6 +14,7 @@ use larder_net::http::Connections;
 use larder_net::metrics::{Part as _, ProcessMetrics, TracingMetrics};
 use larder_protocol::session::Tier;
 use prometheus::{Counter, Error, IntCounter, IntGauge, Registry, TextEncoder};
+use rustix::process::{Resource, getrlimit};
 
 use crate::object::ObjectMetrics;
 use table::{Operations, Recording, Tenants, Tiers, Value};
@@ -72,7 +73,7 @@ impl Metrics {
             recording: Recording::register(&registry)?,
             process: ProcessMetrics::register(&registry)?,
             tracing: TracingMetrics::register(&registry)?,
-            connections: Connections::new(MAX_HTTP_CONNECTIONS, &registry)?,
+            connections: Connections::new(most_http_connections(), &registry)?,
             known: KnownNamespaces::default(),
             registry,
         })
@@ -180,8 +181,12 @@ impl Metrics {
 /// The metrics of a node, shared by its threads.
 pub type SharedMetrics = Arc<Metrics>;
 
-/// Maximum number of connections to the HTTP endpoint. Each takes two descriptors.
-const MAX_HTTP_CONNECTIONS: usize = 512;
+/// Maximum number of connections to the HTTP endpoint. Each takes two descriptors, and engines need the others: strangers may have a
+/// quarter of them.
+fn most_http_connections() -> usize {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(files / 8).unwrap_or(usize::MAX).clamp(8, 512)
+}
 
 /// The values of the label that tells whether a lookup's sequence was preempted.
 const PREEMPTED: [&str; 2] = ["false", "true"];

@@ -84,6 +84,16 @@ struct Verification {
     keys: Vec<BlockKey>,
 }
 
+impl CopyPurpose {
+    /// The session that waits for the copy of its bytes.
+    fn session(&self) -> Option<SessionId> {
+        match self {
+            Self::Commit { request, .. } | Self::Layers { request, .. } => Some(request.session),
+            Self::Verify(_) | Self::Save(_) | Self::Promotion { .. } => None,
+        }
+    }
+}
+
 impl Copies {
     /// Forgets all copies; numbers go on.
     pub(crate) fn begin_anew(&mut self) {
@@ -94,6 +104,7 @@ impl Copies {
 impl Core {
     /// Takes over chunks that a session wrote.
     pub(crate) fn commit(&mut self, request: RequestId, ask: &Commit) -> Result<(), Refused> {
+        self.may_copy(request.session)?;
         let CommitOrder { order, moves, bytes } =
             self.store.begin_commit(request.session, ask.reservation, &ask.chunks, &ask.sources)?;
         self.copy(CopyPurpose::Commit { request, order, bytes }, Some(request.session), moves);
@@ -102,9 +113,25 @@ impl Core {
 
     /// Takes over some layers of chunks before their commit, in the same way.
     pub(crate) fn hand_over(&mut self, request: RequestId, ask: &HandOver) -> Result<(), Refused> {
+        self.may_copy(request.session)?;
         let CommitOrder { order, moves, bytes } = self.store.begin_layers(request.session, ask)?;
         self.copy(CopyPurpose::Layers { request, order, bytes }, Some(request.session), moves);
         Ok(())
+    }
+
+    /// Refuses a session's copy for now if the copies of its tenant have no more room: where there are several tenants, each leaves
+    /// some of the copy pool's queue to the others.
+    fn may_copy(&self, session: SessionId) -> Result<(), Refused> {
+        if self.copies.open.len() < MOST_COPIES_OF_A_TENANT || !self.store.has_several_tenants() {
+            return Ok(());
+        }
+        let tenant = self.store.tenant(session)?;
+        let is_of_tenant =
+            |copy: &&CopyPurpose| copy.session().is_some_and(|of| self.store.tenant(of) == Ok(tenant));
+        match self.copies.open.values().filter(is_of_tenant).count() < MOST_COPIES_OF_A_TENANT {
+            true => Ok(()),
+            false => Err(COPIES_ARE_BUSY),
+        }
     }
 
     /// Takes an engine's report that a chunk of a registered namespace is damaged.
@@ -211,7 +238,7 @@ impl Core {
             ) if matches!(answer, CopyAnswer::Busy | CopyAnswer::Impossible) => {
                 let refused = if answer == CopyAnswer::Busy {
                     self.store.postpone_commit(order);
-                    Refused::Busy { what: Scarce::Memory, retry_after_ms: COPY_RETRY_MS }
+                    COPIES_ARE_BUSY
                 } else {
                     self.store.finish_commit(order, None);
                     Refused::Internal
@@ -271,6 +298,12 @@ impl Core {
 
 /// The answer to too many reports: asking again helps when some verifications have ended.
 const TOO_MANY_REPORTS: Refused = Refused::Busy { what: Scarce::Claims, retry_after_ms: 1_000 };
+
+/// Limit of the copies of a tenant's sessions at a time, where there are several tenants: three quarters of the copy pool's queue.
+const MOST_COPIES_OF_A_TENANT: usize = 48;
+
+/// The answer while too much is being copied.
+const COPIES_ARE_BUSY: Refused = Refused::Busy { what: Scarce::Memory, retry_after_ms: COPY_RETRY_MS };
 
 /// How long a session pauses before it asks again when too much is being copied: about the time to copy a few blocks.
 const COPY_RETRY_MS: u64 = 5;

@@ -1,6 +1,6 @@
 //! Requests of sessions. Each is answered once, by an effect that repeats its number.
 
-use larder_protocol::session::{Pin, Request, Reserve, Reserved, Response};
+use larder_protocol::session::{Lookup, Pin, Request, Reserve, Reserved, Response};
 
 use crate::Core;
 use crate::cause::Cause;
@@ -12,9 +12,9 @@ impl Core {
     /// Answers a request, or begins the work before its answer.
     pub(crate) fn asked(&mut self, request: RequestId, ask: Request, cause: Cause) -> Result<(), Refused> {
         let response = match ask {
-            Request::Lookup(ask) => return self.lookup(request, ask, cause),
+            Request::Lookup(ask) => return self.lookup(request, with_each_tier_once(ask), cause),
             Request::Lease(ask) => return self.lease(request, ask, cause),
-            Request::Prefetch(ask) => return self.prefetch(request, ask, cause),
+            Request::Prefetch(ask) => return self.prefetch(request, with_each_tier_once(ask), cause),
             Request::Collect(ask) => return self.collect(request, ask),
             Request::Reserve(ask) => return self.reserve(request, &ask),
             Request::Commit(ask) => return self.commit(request, &ask),
@@ -108,4 +108,17 @@ impl Core {
         self.effects.push_back(Effect::Done { request });
         Ok(())
     }
+}
+
+/// The same lookup, with a list of tiers that is short: it is searched for each chunk.
+fn with_each_tier_once(mut ask: Lookup) -> Lookup {
+    let mut named = Vec::new();
+    ask.tiers.retain(|tier| {
+        let is_new = !named.contains(tier);
+        if is_new {
+            named.push(*tier);
+        }
+        is_new
+    });
+    ask
 }

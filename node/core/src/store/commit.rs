@@ -2,7 +2,7 @@
 //!
 //! The caller copies and sums the bytes of an order. Then the blocks can be read, unless the right to commit has ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use larder_protocol::checksum::BlockKey;
@@ -79,9 +79,9 @@ pub(super) struct Given {
 }
 
 impl Orders {
-    /// Whether bytes of a chunk are being copied.
-    pub(super) fn copies(&self, id: ChunkId) -> bool {
-        self.open.values().any(|order| order.chunks.contains(&id))
+    /// Whether bytes of one of these chunks are being copied.
+    pub(super) fn copies_any(&self, chunks: &HashSet<ChunkId>) -> bool {
+        self.open.values().any(|order| order.chunks.iter().any(|id| chunks.contains(id)))
     }
 
     pub(super) fn len(&self) -> usize {

@@ -149,12 +149,7 @@ impl Store {
         for (session, reservation) in self.sessions.earlier_attempts(attempt, &ids) {
             self.lapse(session, reservation);
         }
-        if chain
-            .hashes
-            .iter()
-            .filter_map(|hash| self.index.find(number, hash))
-            .any(|id| self.orders.copies(id))
-        {
+        if self.orders.copies_any(&ids) {
             return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: MEMORY_RETRY_MS });
         }
         Ok(())

@@ -198,13 +198,15 @@ impl Sessions {
         self.processes.values_mut().for_each(|process| _ = process.extents.remove(&extent));
     }
 
-    /// Reservations whose deadline has passed at `now`, the oldest first: their order decides which chunks are evicted.
+    /// Reservations whose deadline has passed at `now`, the oldest first: their order decides which chunks are evicted. A session's
+    /// earlier reservations have earlier deadlines; if a reload makes the time shorter, its later ones wait for them.
     pub(crate) fn lapsed(&self, now: Millis) -> Vec<(SessionId, u64)> {
-        let reservations = self.open.iter().flat_map(|(&id, session)| {
-            session.reservations.iter().map(move |(&number, reservation)| (id, number, reservation.deadline))
-        });
-        let lapsed = reservations.filter(|&(.., deadline)| deadline <= now);
-        let mut lapsed: Vec<_> = lapsed.map(|(id, number, _)| (id, number)).collect();
+        let lapsed_of = |(&id, session): (&SessionId, &'_ Session)| {
+            let lapsed =
+                session.reservations.iter().take_while(|(_, reservation)| reservation.deadline <= now);
+            lapsed.map(|(&number, _)| (id, number)).collect::<Vec<_>>()
+        };
+        let mut lapsed: Vec<_> = self.open.iter().flat_map(lapsed_of).collect();
         lapsed.sort_unstable_by_key(|&(_, number)| number);
         lapsed
     }

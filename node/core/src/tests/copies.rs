@@ -232,3 +232,33 @@ fn what_a_session_reported_falsely_is_forgotten_with_it() {
     w.tell(Event::Closed(session));
     assert_eq!(w.core.copies.reports.reporters(), 0);
 }
+
+#[test]
+fn a_tenant_whose_copies_fill_its_part_of_the_queue_leaves_the_rest_to_others() {
+    let mut w = World::with(StoreLimits { extents: 64, disk: None, object: None, ..limits() }, ALONE);
+    let reserved = [w.reserve("abcdefghijklmnopqrstuvwxyz"), w.reserve("ABCDEFGHIJKLMNOPQRSTUVWXYZ")];
+    let commit = |w: &mut World, chunk: u32| {
+        let reservation = reserved[chunk as usize / 26].reservation;
+        w.asks(w.session, Request::Commit(Commit { reservation, chunks: vec![chunk % 26], sources: vec![0] }))
+    };
+    let copies: Vec<CopyNumber> = (0..48)
+        .map(|chunk| {
+            commit(&mut w, chunk);
+            w.copy(1)
+        })
+        .collect();
+    let refused = commit(&mut w, 48);
+    assert!(matches!(w.refused(refused), Refused::Busy { what: Scarce::Memory, .. }));
+    let own = (w.session, w.namespace, w.root);
+    w.session = w.core.open_session(TenantId(1), ProcessId(9), 1 << 20);
+    let theirs = w.core.register(w.session, &spec(1), &[0], &[BLOCK]).unwrap();
+    (w.namespace, w.root) = (theirs.namespace, theirs.root);
+    let of_other = w.reserve("ab");
+    w.commit(&of_other);
+    w.copy(2);
+    (w.session, w.namespace, w.root) = own;
+    w.copied(copies[0], 1);
+    while !matches!(w.next(), Effect::Answer { response: Response::Committed(1), .. }) {}
+    commit(&mut w, 48);
+    w.copy(1);
+}
