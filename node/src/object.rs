@@ -68,7 +68,7 @@ pub struct ObjectOptions {
     pub timeout: Duration,
     /// How long an order may take, waiting and all tries included.
     pub deadline: Duration,
-    /// How long a `find` may take: chunks that are unknown by then count as absent.
+    /// How long a `find` may take: chunks that are unknown by then are not found.
     pub find_deadline: Duration,
     /// Limit of chunks for which the actor remembers whether the store has them: about 100 bytes each.
     pub known_chunks: usize,

@@ -226,8 +226,8 @@ pub enum Event {
     StoredFound {
         /// The question.
         question: QuestionId,
-        /// One item per chunk, in the order of the question.
-        found: Vec<bool>,
+        /// One item per chunk, in the order of the question; `None` for a chunk of which the store said nothing.
+        found: Vec<Option<bool>>,
     },
     /// Another actor answered an order.
     OrderEnded {

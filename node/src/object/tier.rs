@@ -68,7 +68,7 @@ struct ObjectJob {
 enum Work {
     Write(WriteOrder, oneshot::Sender<WriteAnswer>),
     Read(ReadOrder, oneshot::Sender<ReadAnswer>),
-    Find(Fingerprint, Vec<ChunkRef>, Vec<BlockId>, oneshot::Sender<Vec<bool>>),
+    Find(Fingerprint, Vec<ChunkRef>, Vec<BlockId>, oneshot::Sender<Vec<Option<bool>>>),
     Purge(ObjectPurge, oneshot::Sender<Result<(), Trouble>>),
 }
 
@@ -155,8 +155,7 @@ impl ObjectTier {
     ///
     /// In a chain, the answer has one item for each chunk before the first hole, and one for the hole, if there is one: it ends
     /// earlier if no more is known at the deadline. A hole that a later chunk hides may be missed. In a flat namespace (each
-    /// chunk its own anchor), the answer has one item for each chunk; chunks whose state is unknown at the deadline count as
-    /// absent.
+    /// chunk its own anchor), the answer has one item for each chunk: `None` if the chunk's state is unknown at the deadline.
     ///
     /// # Errors
     /// Fails if the order was not taken.
@@ -165,7 +164,7 @@ impl ObjectTier {
         fingerprint: Fingerprint,
         chunks: Vec<ChunkRef>,
         blocks: Vec<BlockId>,
-    ) -> Result<oneshot::Receiver<Vec<bool>>, Refused> {
+    ) -> Result<oneshot::Receiver<Vec<Option<bool>>>, Refused> {
         self.order(Side::Reading, &self.finds, |done| Work::Find(fingerprint, chunks, blocks, done))
     }
 

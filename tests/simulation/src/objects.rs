@@ -104,7 +104,7 @@ impl World {
                         .iter()
                         .all(|&(slice, pool)| self.objects.objects.contains_key(&(*key, slice, pool)))
                 };
-                let found = if fails { Vec::new() } else { keys.iter().map(has).collect() };
+                let found = if fails { Vec::new() } else { keys.iter().map(has).map(Some).collect() };
                 self.tell_in_life(at, life, Event::StoredFound { question, found });
             }
             Job::Read { life, read, key, chunk, blocks, memory } => {

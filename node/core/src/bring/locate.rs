@@ -267,7 +267,7 @@ impl Core {
     }
 
     /// Takes the object store's answer.
-    pub(crate) fn stored_found(&mut self, number: QuestionId, found: &[bool]) {
+    pub(crate) fn stored_found(&mut self, number: QuestionId, found: &[Option<bool>]) {
         let Some(mut question) = self.answered(number, |asks| matches!(asks, Asks::Objects(_))) else {
             return;
         };
@@ -275,10 +275,15 @@ impl Core {
         let namespace = question.purpose.chain().map(|(namespace, _)| namespace);
         let is_flat = namespace.is_some_and(|namespace| self.store.blocks_of(namespace).1);
         for (&(position, key), &is_there) in keys.iter().zip(found) {
-            self.bring.known.set(key, if is_there { Fact::Present } else { Fact::Absent }, self.now);
-            if is_there {
-                question.located.stored.push(position);
-            } else if !is_flat {
+            match is_there {
+                Some(true) => {
+                    self.bring.known.set(key, Fact::Present, self.now);
+                    question.located.stored.push(position);
+                }
+                Some(false) => self.bring.known.set(key, Fact::Absent, self.now),
+                None => {}
+            }
+            if is_there != Some(true) && !is_flat {
                 // The answer says nothing about the chunks behind the hole.
                 break;
             }

@@ -16,7 +16,7 @@ fn three(w: &mut World) -> (RequestId, [(ReadId, Below); 3]) {
     w.on_disk("ab");
     let request = w.lease("abc");
     let question = w.stored();
-    w.tell(Event::StoredFound { question, found: vec![true] });
+    w.tell(Event::StoredFound { question, found: vec![Some(true)] });
     let reads = [w.read(), w.read(), w.read()];
     assert_eq!(reads.map(|(_, tier)| tier), [Below::Disk, Below::Disk, Below::Object]);
     (request, reads)
@@ -136,7 +136,7 @@ fn what_the_object_store_said_is_remembered_for_the_lease_that_follows() {
     let mut w = World::new(BELOW);
     w.lookup("ab");
     let question = w.stored();
-    w.tell(Event::StoredFound { question, found: vec![true, false] });
+    w.tell(Event::StoredFound { question, found: vec![Some(true), Some(false)] });
     assert!(matches!(w.next(), Effect::Found { found, .. } if found.tokens == 16));
     w.lease("ab");
     assert_eq!(w.read().1, Below::Object, "it is not asked again");
@@ -234,21 +234,41 @@ fn what_is_in_line_for_the_disk_leaves_it_with_the_session_that_wanted_it() {
     assert!(w.is_at_rest());
 }
 
+/// Looks up three chunks of a new namespace.
+fn look_up_three(w: &mut World, flat: bool) {
+    let spec = NamespaceSpec { flat, layout: "flat".into(), ..spec(1) };
+    let known = w.core.register(w.session, &spec, &[0], &[BLOCK]).unwrap();
+    let hashes = ["a", "b", "c"].map(name).to_vec();
+    let chain = match flat {
+        true => Chain::flat(known.root, hashes),
+        false => Chain::from_root(known.root, hashes),
+    };
+    let ask = Lookup { namespace: known.namespace, chain, ..w.ask("") };
+    w.asks(w.session, Request::Lookup(ask));
+}
+
+#[test]
+fn a_chunk_of_which_the_object_store_said_nothing_is_asked_for_again_and_no_other() {
+    let mut w = World::new(Sources { disk: None, ..BELOW });
+    look_up_three(&mut w, true);
+    let question = w.stored();
+    w.tell(Event::StoredFound { question, found: vec![Some(true), None, Some(false)] });
+    let Effect::Found { .. } = w.next() else { panic!("it is answered") };
+    look_up_three(&mut w, true);
+    let asked = match w.next() {
+        Effect::FindStored { chunks, .. } => chunks.iter().map(|chunk| chunk.hash).collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(asked, [name("b")]);
+}
+
 #[test]
 fn chunks_behind_a_hole_in_the_object_store_are_found_only_in_a_flat_namespace() {
     let positions = |flat: bool| {
         let mut w = World::new(Sources { disk: None, ..BELOW });
-        let spec = NamespaceSpec { flat, layout: "flat".into(), ..spec(1) };
-        let known = w.core.register(w.session, &spec, &[0], &[BLOCK]).unwrap();
-        let hashes = ["a", "b", "c"].map(name).to_vec();
-        let chain = match flat {
-            true => Chain::flat(known.root, hashes),
-            false => Chain::from_root(known.root, hashes),
-        };
-        let ask = Lookup { namespace: known.namespace, chain, ..w.ask("") };
-        w.asks(w.session, Request::Lookup(ask));
+        look_up_three(&mut w, flat);
         let question = w.stored();
-        w.tell(Event::StoredFound { question, found: vec![true, false, true] });
+        w.tell(Event::StoredFound { question, found: vec![Some(true), Some(false), Some(true)] });
         let Effect::Found { found, .. } = w.next() else { panic!("it is known") };
         found.spans.iter().flat_map(|span| span.from..span.to).collect::<Vec<u32>>()
     };

@@ -250,7 +250,7 @@ fn an_answer_that_comes_twice_or_that_nobody_waits_for_changes_nothing() {
     let request = w.lease("a");
     let Effect::FindHolders { question, .. } = w.next() else { panic!("the directory") };
     w.tell(Event::SiblingsFound { question, holders: vec![of_sibling(1)] });
-    w.tell(Event::StoredFound { question, found: vec![true] });
+    w.tell(Event::StoredFound { question, found: vec![Some(true)] });
     assert!(w.is_idle());
     for _ in 0..2 {
         w.tell(Event::HoldersFound { question, holders: vec![of(&[2])] });

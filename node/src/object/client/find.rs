@@ -18,14 +18,15 @@ use super::request::{HEAD, Line};
 use super::{Client, Failed};
 
 impl Client {
-    /// Whether each chunk is there. In a chain, the answer ends with the first hole, or where nothing more is known.
+    /// Whether each chunk is there; `None` if the store did not say. In a chain, the answer ends with the first hole, or where
+    /// nothing more is known.
     pub(in super::super) async fn find(
         &self,
         fingerprint: Fingerprint,
         chunks: &[ChunkRef],
         blocks: &[BlockId],
         deadline: Instant,
-    ) -> Vec<bool> {
+    ) -> Vec<Option<bool>> {
         let deadline = deadline.min(Instant::now() + self.find_time);
         let keys: Vec<ChunkKey> =
             chunks.iter().map(|chunk| ChunkKey { fingerprint, hash: chunk.hash }).collect();
@@ -46,31 +47,32 @@ impl Client {
                 break;
             }
             // Told in the order of the chain: a hole counts, whatever comes behind it.
+            let asked = next.len();
             let mut found = self.look(&keys, blocks, next, deadline).await;
             found.sort_unstable();
-            let is_cut = found.is_empty();
+            let is_cut = found.len() < asked;
             found.into_iter().for_each(|(position, is_there)| search.tell(position, is_there));
-            if is_cut || Instant::now() >= deadline || self.is_open(Side::Reading) {
+            if is_cut || Instant::now() >= deadline {
                 break;
             }
         }
         // Without an answer about the next chunk, nothing is said of it: nobody may take it for absent.
         let hole = (search.next().is_empty() && search.present() < keys.len()).then_some(false);
-        std::iter::repeat_n(true, search.present()).chain(hole).collect()
+        std::iter::repeat_n(true, search.present()).chain(hole).map(Some).collect()
     }
 
-    async fn find_each(&self, keys: &[ChunkKey], blocks: &[BlockId], deadline: Instant) -> Vec<bool> {
-        let known: Vec<Option<Fact>> = keys.iter().map(|key| self.known_chunk(key, blocks)).collect();
-        let mut there: Vec<bool> = known.iter().map(|&known| known == Some(Fact::Present)).collect();
-        let unknown = (0..keys.len()).filter(|&position| known[position].is_none());
+    async fn find_each(&self, keys: &[ChunkKey], blocks: &[BlockId], deadline: Instant) -> Vec<Option<bool>> {
+        let is_there = |key| self.known_chunk(key, blocks).map(|fact| fact == Fact::Present);
+        let mut there: Vec<Option<bool>> = keys.iter().map(is_there).collect();
+        let unknown = (0..keys.len()).filter(|&position| there[position].is_none());
         for (position, is_there) in self.look(keys, blocks, unknown.collect(), deadline).await {
-            there[position] = is_there;
+            there[position] = Some(is_there);
         }
         there
     }
 
     /// Asks the store for some of the chunks: as many at once as requests are allowed, in turn with other lookups. Returns the
-    /// answers that come before the deadline. A failure counts as absent.
+    /// answers that come before the deadline. A failure is no answer.
     async fn look(
         &self,
         keys: &[ChunkKey],
@@ -81,7 +83,7 @@ impl Client {
         if positions.is_empty() || self.is_open(Side::Reading) {
             return Vec::new();
         }
-        let all = positions.len();
+        let (all, mut answered) = (positions.len(), 0);
         let mut found = Vec::with_capacity(all);
         // A request that is cut off here has not failed: only its `find` had no more time.
         let (start, far) = (Instant::now(), deadline + self.find_time.max(MOST_FIND_TIME));
@@ -91,10 +93,15 @@ impl Client {
         });
         let mut asked = std::pin::pin!(iter(asked).buffer_unordered(self.most_requests));
         while let Ok(Some((position, head))) = timeout_at(deadline, asked.next()).await {
-            found.push((position, head.is_ok()));
+            answered += 1;
+            match head {
+                Ok(()) => found.push((position, true)),
+                Err(Failed::Absent) => found.push((position, false)),
+                Err(_) => {}
+            }
         }
         let was_silent = self.is_silent_for(Side::Reading, self.find_time / 2);
-        if found.len() < all && was_silent && !self.has_heard_since(Side::Reading, start) {
+        if answered < all && was_silent && !self.has_heard_since(Side::Reading, start) {
             // The store was silent all this time, and nobody else waits as long. A store that is only slow answers the trial.
             // Questions that waited for their turn here say nothing of the store.
             self.went_silent(Side::Reading, &Trouble::new(TroubleKind::TimedOut, HEAD, "no answer in time"));

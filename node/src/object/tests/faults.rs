@@ -141,7 +141,7 @@ async fn objects_that_the_store_alone_refuses_are_missed_until_written_again_and
     for number in archived.clone() {
         let chunk = single(number).key();
         let chunks = [single(number).chunk_ref()];
-        assert_eq!(rig.client.find(chunk.fingerprint, &chunks, &BLOCKS, deadline()).await, [false]);
+        assert_eq!(rig.client.find(chunk.fingerprint, &chunks, &BLOCKS, deadline()).await, [Some(false)]);
         assert_eq!(rig.read(number).await, ReadAnswer::NotHeld);
     }
     assert!(matches!(rig.read(9).await, ReadAnswer::Here { .. }));
@@ -171,7 +171,7 @@ async fn objects_that_the_store_hands_out_again_are_read_after_a_while() {
         for number in refused.clone() {
             let chunks = [single(number).chunk_ref()];
             let found = rig.client.find(single(number).key().fingerprint, &chunks, &BLOCKS, deadline()).await;
-            assert_eq!(found, [is_there]);
+            assert_eq!(found, [Some(is_there)]);
         }
     }
     assert!(matches!(rig.read(0).await, ReadAnswer::Here { .. }));
@@ -255,7 +255,7 @@ async fn questions_get_a_turn_beside_slow_writes_and_the_stores_silence_is_not_t
     let written = 0..2 * most as u64;
     for number in written.clone() {
         // The store is not asked again before the write.
-        assert_eq!(find(&rig, number).await, [false]);
+        assert_eq!(find(&rig, number).await, [Some(false)]);
     }
     rig.store.faults().delay = 2 * FIND_DEADLINE;
     rig.store.faults().most_at_once = 0;

@@ -23,8 +23,11 @@ fn flat(numbers: Range<u64>) -> Vec<ChunkRef> {
 
 async fn find(rig: &Rig, chunks: &[ChunkRef]) -> usize {
     let found = rig.client.find(namespace(), chunks, &BLOCKS, deadline()).await;
-    let present = found.iter().take_while(|&&is_there| is_there).count();
-    assert!(found[present..].iter().all(|is_there| !is_there), "nothing is there behind a hole");
+    let present = found.iter().take_while(|&&is_there| is_there == Some(true)).count();
+    assert!(
+        found[present..].iter().all(|&is_there| is_there != Some(true)),
+        "nothing is there behind a hole"
+    );
     present
 }
 
@@ -71,11 +74,34 @@ async fn chunks_of_a_flat_namespace_are_told_one_by_one() {
     let mut rig = Rig::new();
     rig.write(3).await;
     let flat = flat(0..3);
-    assert_eq!(rig.client.find(namespace(), &flat, &BLOCKS, deadline()).await, [false, true, false]);
+    assert_eq!(
+        rig.client.find(namespace(), &flat, &BLOCKS, deadline()).await,
+        [Some(false), Some(true), Some(false)]
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_known_at_the_deadline_counts_as_absent_and_what_is_known_does_not() {
+async fn chunks_of_a_flat_namespace_that_the_store_says_nothing_of_are_not_absent() {
+    let mut rig = Rig::new();
+    rig.write(3).await;
+    let found = async |rig: &Rig| rig.client.find(namespace(), &flat(0..3), &BLOCKS, deadline()).await;
+    rig.store.faults().delay = 10 * FIND_DEADLINE;
+    assert_eq!(found(&rig).await, [None, Some(true), None]);
+    rig.store.faults().delay = Duration::ZERO;
+    rig.client.try_again(Side::Reading, deadline()).await;
+    rig.store.faults().refuses_reads = true;
+    assert_eq!(found(&rig).await, [None, Some(true), None]);
+    assert_eq!(
+        rig.client.find(namespace(), &chain(1), &BLOCKS, deadline()).await,
+        [],
+        "nor those of a chain"
+    );
+    rig.store.faults().refuses_reads = false;
+    assert_eq!(found(&rig).await, [Some(false), Some(true), Some(false)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_known_at_the_deadline_is_not_found_and_what_is_known_is() {
     let mut rig = Rig::new();
     write_chain(&rig.store, 4).await;
     rig.read(0).await;
@@ -128,7 +154,7 @@ async fn a_lookup_does_not_wait_behind_blocks() {
         sleep(Duration::from_millis(1)).await;
         rig.client.find(namespace(), &flat(30..32), &BLOCKS, deadline()).await
     };
-    assert_eq!(tokio::join!(blocks, asks).1, [true, true]);
+    assert_eq!(tokio::join!(blocks, asks).1, [Some(true), Some(true)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -145,7 +171,7 @@ async fn a_lookup_of_a_few_chunks_is_answered_beside_one_of_thousands() {
         (found, start.elapsed())
     };
     let (found, took) = tokio::join!(large, small).1;
-    assert_eq!(found, [true, true]);
+    assert_eq!(found, [Some(true), Some(true)]);
     assert!(took <= 2 * FIND_DEADLINE / 10, "it waits for one turn: {took:?}");
     assert!(rig.store.faults().most_at_once <= options("").max_in_flight);
 }
@@ -158,12 +184,12 @@ async fn an_answer_at_the_deadline_says_nothing_of_the_chunks_that_are_not_known
     rig.read(3).await;
     rig.store.faults().delay = 10 * FIND_DEADLINE;
     let found = rig.client.find(namespace(), &chain(4), &BLOCKS, deadline()).await;
-    assert_eq!(found, [true, true], "and not that the third is absent");
+    assert_eq!(found, [Some(true), Some(true)], "and not that the third is absent");
     rig.store.faults().delay = Duration::ZERO;
     rig.client.trial(Side::Reading).await;
     rig.client.try_again(Side::Reading, deadline()).await;
     let found = rig.client.find(namespace(), &chain(6), &BLOCKS, deadline()).await;
-    assert_eq!(found, [true, true, true, true, false]);
+    assert_eq!(found, [Some(true), Some(true), Some(true), Some(true), Some(false)]);
 }
 
 #[tokio::test(start_paused = true)]

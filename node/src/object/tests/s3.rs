@@ -99,7 +99,7 @@ fn chunks_live_and_die_in_a_real_s3_store() {
     let chain: Vec<_> = (0..6).map(|number| single(number * 3).chunk_ref()).collect();
     let found =
         other.find(single(0).key().fingerprint, chain, BLOCKS.into()).unwrap().blocking_recv().unwrap();
-    assert_eq!(found, [true, true, true, true, false]);
+    assert_eq!(found, [Some(true), Some(true), Some(true), Some(true), Some(false)]);
     assert_eq!(write(&other, &mut slots, 11), WriteAnswer::AlreadyThere);
     // The store itself refuses a chunk that this node believes absent.
     assert_eq!(read(&tier, &slots, 20), ReadAnswer::NotHeld);

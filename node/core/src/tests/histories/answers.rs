@@ -22,8 +22,10 @@ impl History {
                 self.tell(Event::HoldersFound { question, holders });
             }
             Open::Objects(question, chunks) => {
-                let found = (0..chunks).map(|_| self.random.bool()).collect();
-                self.answered.push(Event::StoredFound { question, found: vec![true] });
+                let found = (0..chunks)
+                    .map(|_| self.random.choice([None, Some(false), Some(true)]).flatten())
+                    .collect();
+                self.answered.push(Event::StoredFound { question, found: vec![Some(true)] });
                 self.tell(Event::StoredFound { question, found });
             }
             Open::Order(order, places) => self.order_ended(order, places, fails),
