@@ -18,7 +18,8 @@
 //! | the store fails later | the answer is `Closed`; after some failures in a row the node leaves the store alone for a while |
 //! | bytes are damaged | a miss, counted; the object is deleted, or else replaced by the next write |
 //! | more orders than the queue holds | `Busy` |
-//! | the store is slow | an order ends at its deadline; a `find` answers at its own deadline with the facts that it has |
+//! | the store is slow | an order ends at its deadline, or with its upload; fewer uploads are under way at a time ([`pace`]) |
+//! | the store is slow to find | a `find` answers at its own deadline with the facts that it has |
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,6 +34,7 @@ use crate::host::CpuSet;
 pub mod breaker;
 mod client;
 pub mod metrics;
+pub mod pace;
 mod record;
 mod store;
 pub mod tier;
@@ -64,9 +66,10 @@ pub struct ObjectOptions {
     pub max_in_flight: usize,
     /// Bytes of blocks that are being read and written at a time.
     pub bytes_in_flight: u64,
-    /// How long one request may take, its body included. A request that failed for a passing reason is tried again.
+    /// How long one request may take, in addition to the time that its bytes take at 4 MiB a second. A request that failed for a
+    /// passing reason is tried again within this time.
     pub timeout: Duration,
-    /// How long an order may take, waiting and all tries included.
+    /// How long an order may take, waiting and all tries included. An upload that has begun by then may end.
     pub deadline: Duration,
     /// How long a `find` may take: chunks that are unknown by then are not found.
     pub find_deadline: Duration,

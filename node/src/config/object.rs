@@ -36,10 +36,10 @@ pub struct ObjectConfig {
     /// Maximum number of chunks that wait to be written, and of chunks that wait to be read. Further chunks are skipped.
     #[serde(default = "number::<QUEUE_ORDERS, _>")]
     pub queue_orders: usize,
-    /// Time limit of one request.
+    /// Time limit of one request, besides a second for each 4 MiB.
     #[serde(default = "number::<REQUEST_TIMEOUT_MS, _>")]
     pub request_timeout_ms: u64,
-    /// Time for which a lease waits for chunks from the store, and time limit of a write, including repeated requests.
+    /// Time for which a lease waits for chunks from the store, and for which a write waits for its upload to begin.
     #[serde(default = "number::<READ_DEADLINE_MS, _>")]
     pub read_deadline_ms: u64,
     /// Time for which a lookup waits for the store's answers.

@@ -32,9 +32,11 @@ mod find;
 mod purge;
 mod request;
 mod side;
+mod uploads;
 
 use request::{DELETE, GET, Line, PUT};
 use side::SideState;
+use uploads::Uploads;
 
 /// The store, and the facts known about it. Lives on one thread.
 pub(super) struct Client {
@@ -46,8 +48,8 @@ pub(super) struct Client {
     requests: Semaphore,
     /// Turns of everything but lookups: three quarters of the requests, so that the questions of lookups always get a turn.
     blocks: Semaphore,
-    /// Turns of writes: half of the requests, so that reads always get a turn.
-    writes: Semaphore,
+    /// Turns of writes: at most half of the requests, so that reads always get a turn.
+    uploads: Uploads,
     /// Bytes of blocks that may be under way, in units of [`UNIT_BYTES`].
     bytes: Semaphore,
     /// Bytes of written blocks, in the same units: half, so that reads do not wait behind writes.
@@ -106,7 +108,7 @@ impl Client {
             most_requests: options.max_in_flight.max(1),
             requests: Semaphore::new(options.max_in_flight.max(1)),
             blocks: Semaphore::new((options.max_in_flight - options.max_in_flight.div_ceil(4)).max(1)),
-            writes: Semaphore::new((options.max_in_flight / 2).max(1)),
+            uploads: Uploads::new(options.max_in_flight / 2),
             bytes: Semaphore::new(units as usize),
             write_bytes: Semaphore::new((units as usize / 2).max(1)),
             units,
@@ -131,7 +133,7 @@ impl Client {
     /// Asks the store for an object, whatever is known of it.
     #[cfg(test)]
     pub(super) async fn ask_for(&self, key: &ObjectKey, deadline: Instant) -> Result<(), Failed> {
-        self.head(key, Line::Blocks, deadline).await
+        self.head(key, Line::Blocks(0), deadline).await
     }
 
     pub(super) async fn write(&self, order: WriteOrder, deadline: Instant) -> WriteAnswer {
@@ -180,7 +182,9 @@ impl Client {
             Some(Fact::Damaged) => is_damaged = true,
             Some(Fact::Absent) => {}
             // A question costs less than a refused body.
-            None if !self.is_open(Side::Reading) && self.head(&key, Line::Writes, deadline).await.is_ok() => {
+            None if !self.is_open(Side::Reading)
+                && self.head(&key, Line::Writes(0), deadline).await.is_ok() =>
+            {
                 return WriteAnswer::AlreadyThere;
             }
             None => {}
@@ -226,7 +230,7 @@ impl Client {
             let bytes = payload.content_length() as u64;
             let options = PutOptions { mode, ..PutOptions::default() };
             let put = self.store.put_opts(&name, payload, options);
-            let put = self.ask(Line::Writes, (Kind::Put, PUT), deadline, put).await;
+            let put = self.ask(Line::Writes(bytes), (Kind::Put, PUT), deadline, put).await;
             // The HTTP client may still hold the bytes of a request that was given up.
             let _ = released.await;
             match put {
@@ -268,12 +272,20 @@ impl Client {
     ) -> ReadAnswer {
         let mut tries = 0;
         loop {
+            // The store may have failed meanwhile.
+            if self.is_open(Side::Reading) {
+                return ReadAnswer::Closed;
+            }
             match self.get(&key, to, deadline).await {
                 Err(Failed::Absent) => {
                     if self.known(&key) != Some(Fact::Damaged) {
                         self.learn(key, Fact::Absent);
                     }
                     return ReadAnswer::NotHeld;
+                }
+                // One connection may be dead, and the store not.
+                Err(Failed::Trouble(trouble)) if tries == 0 && trouble.kind == TroubleKind::TimedOut => {
+                    tries += 1
                 }
                 Err(_) => return ReadAnswer::Closed,
                 Ok(Ok(header)) => {
@@ -304,7 +316,7 @@ impl Client {
     ) -> Result<Result<RecordHeader, Damage>, Failed> {
         let at = name(&self.prefix, key);
         let is_damaged = self.known(key) == Some(Fact::Damaged);
-        let got = self.ask(Line::Blocks, (Kind::Get, GET), deadline, async {
+        let got = self.ask(Line::Blocks(to.bytes), (Kind::Get, GET), deadline, async {
             let found = match self.store.get(&at).await {
                 // The store may refuse this object for ever: that says nothing of the others.
                 Err(error) if is_damaged && !Trouble::of(&error, GET).is_silence() => {
@@ -358,7 +370,7 @@ impl Client {
     /// Deletes a block. Returns whether the store had it.
     pub(super) async fn remove_block(&self, key: ObjectKey, deadline: Instant) -> bool {
         let at = name(&self.prefix, &key);
-        let deleted = self.ask(Line::Blocks, (Kind::Delete, DELETE), deadline, self.store.delete(&at));
+        let deleted = self.ask(Line::Blocks(0), (Kind::Delete, DELETE), deadline, self.store.delete(&at));
         let removed = match deleted.await {
             Ok(()) => Some(true),
             Err(Failed::Absent) => Some(false),

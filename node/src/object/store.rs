@@ -118,7 +118,8 @@ fn folder(path: PathBuf, options: &ObjectOptions) -> Result<Opened, OpenError> {
 fn client_options(options: &ObjectOptions) -> ClientOptions {
     ClientOptions::new()
         .with_allow_http(options.allow_http)
-        .with_timeout(options.timeout)
+        // The client of the tier limits the time of each request by its bytes.
+        .with_timeout_disabled()
         .with_connect_timeout(options.timeout)
         .with_pool_max_idle_per_host(options.max_in_flight)
 }

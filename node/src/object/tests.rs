@@ -31,6 +31,7 @@ mod faults;
 mod finding;
 mod histories;
 mod opening;
+mod overload;
 mod s3;
 
 /// A store in memory, with faults that the test chooses.
@@ -59,6 +60,9 @@ pub(super) struct Faults {
     pub(super) cannot_create: bool,
     /// How long a request takes.
     pub(super) delay: Duration,
+    /// The bytes that all uploads together send in a second.
+    pub(super) uplink: Option<f64>,
+    uploads: usize,
     /// How long the store holds the bytes that it was sent, whatever becomes of the request.
     pub(super) holds: Duration,
     pub(super) gets: usize,
@@ -83,6 +87,18 @@ impl Faulty {
 
     pub(super) async fn has(&self, chunk: TestChunk) -> bool {
         self.inner.head(&object_name(chunk)).await.is_ok()
+    }
+
+    /// Takes an upload's bytes from the link, which all uploads share.
+    async fn upload(&self, bytes: usize) {
+        let Some(uplink) = self.faults().uplink else { return };
+        self.faults().uploads += 1;
+        let _ended = Uploaded(self);
+        let (mut left, tick) = (bytes as f64, Duration::from_millis(20));
+        while left > 0.0 {
+            sleep(tick).await;
+            left -= uplink * tick.as_secs_f64() / self.faults().uploads as f64;
+        }
     }
 
     /// Counts a request, and lets it take its time.
@@ -113,6 +129,14 @@ impl Drop for Ended<'_> {
     }
 }
 
+struct Uploaded<'a>(&'a Faulty);
+
+impl Drop for Uploaded<'_> {
+    fn drop(&mut self) {
+        self.0.faults().uploads -= 1;
+    }
+}
+
 impl fmt::Display for Faulty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Faulty")
@@ -131,6 +155,7 @@ impl ObjectStore for Faulty {
                 drop(held);
             });
         }
+        self.upload(payload.content_length()).await;
         self.under_way(|faults| faults.refuses_writes).await?;
         if self.faults().cannot_create && options.mode == PutMode::Create {
             let (operation, implementer) = ("create".to_owned(), "Faulty".to_owned());
@@ -204,8 +229,12 @@ impl Rig {
 
     /// Another node on the same store.
     pub(super) fn over(store: Faulty) -> Self {
+        Self::with(store, &options("memory:///"))
+    }
+
+    pub(super) fn with(store: Faulty, options: &ObjectOptions) -> Self {
         let (metrics, opened) = (metrics(), (Arc::new(store.clone()) as Arc<dyn ObjectStore>, PREFIX.into()));
-        let client = Client::new(opened, &options("memory:///"), metrics.clone(), Arc::default());
+        let client = Client::new(opened, options, metrics.clone(), Arc::default());
         Self { store, client, slots: Slots::new(), metrics }
     }
 

@@ -25,8 +25,8 @@ use super::{BlockId, ObjectOptions, OpenError, Trouble};
 use crate::disk::{ReadAnswer, ReadOrder, Refused, WriteAnswer, WriteOrder};
 use crate::threads::{self, Joined};
 
-/// An open object tier. Dropping it waits until every order is done, which takes no longer than their deadline. A purge, which has
-/// none, ends early.
+/// An open object tier. Dropping it waits until every order is done, which takes no longer than their deadline and one upload. A
+/// purge, which has no deadline, ends early.
 ///
 /// Completions come on channels of their own and cannot be refused. An error of such a channel means that the order
 /// panicked: a bug is in the log, and the order's places must not be used again.

@@ -45,6 +45,11 @@ impl Trouble {
         matches!(self.kind, TroubleKind::TimedOut | TroubleKind::Unreachable)
     }
 
+    /// Whether the store, or the link to it, has more to do than it can.
+    pub(super) fn is_overload(&self) -> bool {
+        self.kind == TroubleKind::TimedOut || OVERLOAD.contains(&self.detail.as_str())
+    }
+
     pub(super) fn of(error: &object_store::Error, asked: &'static str) -> Self {
         let said = chain(error);
         let code = between(&said, "<Code>", "</Code>").or_else(|| status(&said));
@@ -148,6 +153,18 @@ fn between<'a>(said: &'a str, before: &str, after: &str) -> Option<&'a str> {
 /// S3's codes for unknown credentials, with the status of a refusal.
 const BAD_CREDENTIALS: [&str; 5] =
     ["InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "InvalidClientTokenId"];
+
+/// Codes and statuses of stores that want fewer requests, or got a body too slowly.
+const OVERLOAD: [&str; 8] = [
+    "SlowDown",
+    "ServiceUnavailable",
+    "ServerBusy",
+    "TooManyRequests",
+    "Throttling",
+    "RequestTimeout",
+    "429",
+    "503",
+];
 
 /// Limit of the system's message and of a code.
 const MOST_CHARACTERS: usize = 120;

@@ -80,7 +80,7 @@ impl Client {
             return Err(Trouble::new(TroubleKind::Other, DELETE, "the node stops"));
         }
         let deadline = Instant::now() + self.patience;
-        let deleted = self.ask(Line::Blocks, (Kind::Delete, DELETE), deadline, self.store.delete(&at));
+        let deleted = self.ask(Line::Blocks(0), (Kind::Delete, DELETE), deadline, self.store.delete(&at));
         match deleted.await {
             Ok(()) | Err(Failed::Absent | Failed::Exists) => Ok(()),
             Err(Failed::Trouble(trouble)) => Err(trouble),

@@ -1,5 +1,7 @@
 //! Makes requests to the store, and learns the store's health from the answers.
 
+use std::time::Duration;
+
 use futures_util::TryStreamExt as _;
 use larder_core::store::ids::ChunkKey;
 use larder_core::tiers::presence::Fact;
@@ -13,6 +15,7 @@ use super::super::BlockId;
 use super::super::metrics::{Kind, ObjectMetrics, Side};
 use super::super::record::{ObjectKey, name, probe_name};
 use super::super::trouble::{Trouble, TroubleKind};
+use super::uploads::UploadTurn;
 use super::{Client, Failed};
 
 impl Client {
@@ -23,7 +26,7 @@ impl Client {
             return Err(trouble);
         }
         let read = async { self.store.get(&at).await?.bytes().await };
-        match self.ask(Line::Blocks, (Kind::Get, GET), deadline, read).await {
+        match self.ask(Line::Blocks(0), (Kind::Get, GET), deadline, read).await {
             Ok(bytes) if bytes != PROBE => {
                 return Err(Trouble::new(
                     TroubleKind::Other,
@@ -38,10 +41,10 @@ impl Client {
         let chunk = ChunkKey { fingerprint: Fingerprint([0; 32]), hash: ChunkHash([0; 32]) };
         let absent = ObjectKey { chunk, block: BlockId { slice: 0, pool: 0 } };
         // Without the permission to list, S3 does not say that an object is absent.
-        if let Err(Failed::Trouble(trouble)) = self.head(&absent, Line::Blocks, deadline).await {
+        if let Err(Failed::Trouble(trouble)) = self.head(&absent, Line::Blocks(0), deadline).await {
             return Err(trouble);
         }
-        let deleted = self.ask(Line::Blocks, (Kind::Delete, DELETE), deadline, self.store.delete(&at));
+        let deleted = self.ask(Line::Blocks(0), (Kind::Delete, DELETE), deadline, self.store.delete(&at));
         if let Err(Failed::Trouble(trouble)) = deleted.await {
             tracing::warn!(%trouble, "objects cannot be deleted: damaged ones stay until they are written again");
         }
@@ -102,15 +105,17 @@ impl Client {
 
     async fn begin_to_read(&self, at: &Path, deadline: Instant) -> Result<(), Failed> {
         let begins = async { self.store.get(at).await?.into_stream().try_next().await.map(|_| ()) };
-        self.ask(Line::Blocks, (Kind::Get, GET), deadline, begins).await
+        self.ask(Line::Blocks(0), (Kind::Get, GET), deadline, begins).await
     }
 
     async fn put_probe(&self, deadline: Instant) -> Result<(), Failed> {
         let (at, payload) = (probe_name(&self.prefix), PutPayload::from_static(PROBE));
-        self.ask(Line::Writes, (Kind::Put, PUT), deadline, self.store.put(&at, payload)).await.map(|_| ())
+        self.ask(Line::Blocks(0), (Kind::Put, PUT), deadline, self.store.put(&at, payload)).await.map(|_| ())
     }
 
-    /// Makes one request, in its turn and until the deadline, and learns the store's health from it.
+    /// Makes one request, and learns the store's health from it. The request waits for its turn until the deadline. Then it has as
+    /// much time as its bytes need, but it ends at the deadline if it is no upload: an upload that got its turn late would else
+    /// be broken off, and its bytes sent in vain.
     pub(super) async fn ask<T>(
         &self,
         line: Line<'_>,
@@ -118,7 +123,8 @@ impl Client {
         deadline: Instant,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Failed> {
-        let Ok(Some(_turn)) = timeout_at(deadline, self.turn(line)).await else {
+        let turn = timeout_at(deadline, self.turn(line)).await;
+        let Some(_turn) = turn.ok().flatten().filter(|_| Instant::now() < deadline) else {
             // The store is not to blame for requests that waited behind other requests; those are counted themselves.
             self.metrics.requested(kind, "not_made", 0.0);
             return Err(Failed::Trouble(Trouble::new(
@@ -128,16 +134,20 @@ impl Client {
             )));
         };
         let under_way = UnderWay::new(&self.metrics);
-        let (start, side) = (Instant::now(), kind.side());
+        let (start, side, had) = (Instant::now(), kind.side(), self.time_for(line));
+        let is_upload = kind == Kind::Put && matches!(line, Line::Writes(_));
+        let until = if is_upload { start + had } else { deadline.min(start + had) };
         let asked_store = self.asked(side);
         let timed_out = |detail| Err(Failed::Trouble(Trouble::new(TroubleKind::TimedOut, asked, detail)));
         let made = tokio::select! {
             biased;
-            made = timeout_at(deadline, request) => match made {
+            made = timeout_at(until, request) => match made {
                 Ok(made) => made.map_err(|error| Failed::of(&error, kind, asked)),
+                Err(_) if is_upload && !self.has_heard_since(side, start) => timed_out(SILENT),
                 Err(_) => timed_out("the deadline passed"),
             },
-            () = self.silence(side, start) => timed_out(SILENT),
+            // While uploads fill the link, nothing is heard of them for as long as their bytes take.
+            () = self.silence(side, start), if !is_upload => timed_out(SILENT),
         };
         drop((under_way, asked_store));
         let outcome = match &made {
@@ -147,6 +157,9 @@ impl Client {
             Err(Failed::Trouble(trouble)) => trouble.kind.into(),
         };
         self.metrics.requested(kind, outcome, start.elapsed().as_secs_f64());
+        if is_upload {
+            self.note_pace(&made, start, had);
+        }
         match &made {
             // A deletion is less than a write: its result says nothing of writing.
             _ if kind == Kind::Delete => {}
@@ -175,20 +188,38 @@ impl Client {
             let _first = own.acquire().await.ok()?;
             return Some(Turn { _write: None, _block: None, _request: self.requests.acquire().await.ok()? });
         }
-        let is_write = matches!(line, Line::Writes);
-        let _write = if is_write { Some(self.writes.acquire().await.ok()?) } else { None };
+        let is_write = matches!(line, Line::Writes(_));
+        let _write = if is_write { Some(self.uploads.turn().await?) } else { None };
         let _block = Some(self.blocks.acquire().await.ok()?);
         Some(Turn { _write, _block, _request: self.requests.acquire().await.ok()? })
+    }
+
+    /// The time that a request may take.
+    fn time_for(&self, line: Line<'_>) -> Duration {
+        let (Line::Writes(bytes) | Line::Blocks(bytes)) = line else { return self.patience };
+        self.patience + Duration::from_millis(bytes * 1_000 / LEAST_BYTES_PER_SECOND)
+    }
+
+    /// Lets the number of uploads follow the time that an upload took.
+    fn note_pace<T>(&self, made: &Result<T, Failed>, start: Instant, had: Duration) {
+        match made {
+            Err(Failed::Trouble(trouble)) if trouble.is_overload() => {
+                self.uploads.pace.borrow_mut().was_too_slow(start - self.start, self.now());
+            }
+            Err(Failed::Trouble(_)) => {}
+            _ => self.uploads.succeeded(start.elapsed(), had),
+        }
     }
 }
 
 /// Where a request waits for its turn.
 #[derive(Clone, Copy)]
 pub(super) enum Line<'a> {
-    /// Among the requests of writes, which take half of all requests at most.
-    Writes,
-    /// Among all requests but those of lookups. With the writes, they leave a quarter of all requests to lookups.
-    Blocks,
+    /// Among the requests of writes, which take half of all requests at most. With the bytes that are sent.
+    Writes(u64),
+    /// Among all requests but those of lookups. With the writes, they leave a quarter of all requests to lookups. With the bytes
+    /// that are read.
+    Blocks(u64),
     /// In the line of one lookup. Only the first few questions of each such line wait for a request, so lookups take turns, and
     /// one with thousands of questions keeps no other waiting.
     Lookup(&'a Semaphore),
@@ -196,7 +227,7 @@ pub(super) enum Line<'a> {
 
 /// The turn of a request, until it is dropped.
 struct Turn<'a> {
-    _write: Option<SemaphorePermit<'a>>,
+    _write: Option<UploadTurn<'a>>,
     _block: Option<SemaphorePermit<'a>>,
     _request: SemaphorePermit<'a>,
 }
@@ -227,6 +258,9 @@ impl Drop for UnderWay<'_> {
         self.0.in_flight.dec();
     }
 }
+
+/// The rate from which on a request ends in time, however many bytes it has: slower stores are of no use.
+const LEAST_BYTES_PER_SECOND: u64 = 4 << 20;
 
 /// The message for a store that does not answer.
 const SILENT: &str = "it does not answer";

@@ -333,10 +333,11 @@ async fn a_write_to_a_server_that_never_answers_ends_and_lets_go_of_its_places()
     let endpoint = format!("http://{}", stuck_server().unwrap());
     let settings = [("endpoint", endpoint.as_str()), ("access_key_id", "id"), ("secret_access_key", "key")];
     let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-    let options = ObjectOptions { settings, ..options("s3://bucket/prefix") };
+    let timeout = Duration::from_millis(500);
+    let options = ObjectOptions { settings, timeout, ..options("s3://bucket/prefix") };
     let metrics = metrics();
     let client = Client::new(store::open(&options).unwrap(), &options, metrics.clone(), Arc::default());
-    let deadline = Instant::now() + Duration::from_millis(500);
+    let deadline = Instant::now() + timeout;
     let order = Slots::new().write_order(single(1));
     assert_eq!(client.write(order, deadline).await, WriteAnswer::Closed);
     assert_eq!(metrics.requests(Kind::Head, "absent"), 1);
