@@ -216,14 +216,6 @@ impl Client {
     ) -> Result<u64, Failed> {
         let name = name(&self.prefix, key);
         loop {
-            // Results of other requests may have closed the side meanwhile.
-            if self.is_open(Side::Writing) {
-                return Err(Failed::Trouble(Trouble::new(
-                    TroubleKind::Other,
-                    PUT,
-                    "the node leaves the store alone after failures",
-                )));
-            }
             let creates = self.can_create.get() && !is_damaged;
             let mode = if creates { PutMode::Create } else { PutMode::Overwrite };
             let (payload, released) = body(order, at);

@@ -123,8 +123,20 @@ impl Client {
         deadline: Instant,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Failed> {
-        let turn = timeout_at(deadline, self.turn(line)).await;
-        let Some(_turn) = turn.ok().flatten().filter(|_| Instant::now() < deadline) else {
+        let (side, is_order) = (kind.side(), matches!(line, Line::Writes(_)));
+        let is_upload = is_order && kind == Kind::Put;
+        let turn = async {
+            tokio::select! {
+                biased;
+                // The store is silent, and nobody waits for it twice.
+                () = self.went_silent_by_others(side), if !is_upload => None,
+                turn = self.turn(line) => turn,
+            }
+        };
+        let turn = timeout_at(deadline, turn).await.ok().flatten();
+        // Results of other requests may have closed the side meanwhile: then only trials are made.
+        let is_late = || Instant::now() >= deadline || (is_order && self.is_open(side));
+        let Some(_turn) = turn.filter(|_| !is_late()) else {
             // The store is not to blame for requests that waited behind other requests; those are counted themselves.
             self.metrics.requested(kind, "not_made", 0.0);
             return Err(Failed::Trouble(Trouble::new(
@@ -134,8 +146,7 @@ impl Client {
             )));
         };
         let under_way = UnderWay::new(&self.metrics);
-        let (start, side, had) = (Instant::now(), kind.side(), self.time_for(line));
-        let is_upload = kind == Kind::Put && matches!(line, Line::Writes(_));
+        let (start, had) = (Instant::now(), self.time_for(line));
         let until = if is_upload { start + had } else { deadline.min(start + had) };
         let asked_store = self.asked(side);
         let timed_out = |detail| Err(Failed::Trouble(Trouble::new(TroubleKind::TimedOut, asked, detail)));

@@ -114,7 +114,7 @@ impl Client {
     /// Cancel safe.
     pub(super) async fn silence(&self, side: Side, start: Instant) {
         let state = self.side(side);
-        let by_others = state.silent.notified();
+        let by_others = self.went_silent_by_others(side);
         let own = async {
             loop {
                 let since = state.heard.get().max(start);
@@ -128,6 +128,13 @@ impl Client {
             () = own => {}
             () = by_others => {}
         }
+    }
+
+    /// Waits until a request has waited for the store for as long as anybody waits.
+    ///
+    /// Cancel safe.
+    pub(super) async fn went_silent_by_others(&self, side: Side) {
+        self.side(side).silent.notified().await;
     }
 
     /// Notes that the store did its work, or refused properly.

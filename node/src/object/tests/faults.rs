@@ -231,6 +231,24 @@ async fn a_store_that_does_not_answer_is_waited_for_once_by_all_who_read() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn reads_that_wait_for_a_turn_or_for_room_do_not_wait_for_a_silent_store_themselves() {
+    let small = ObjectOptions { bytes_in_flight: 4 << 16, ..options("") };
+    for options in [options(""), small] {
+        let mut rig = Rig::with(Faulty::default(), &options);
+        for number in 0..20 {
+            rig.write(number).await;
+        }
+        rig.store.faults().delay = Duration::from_secs(3_600);
+        let start = Instant::now();
+        let orders: Vec<_> = (0..20).map(|number| rig.slots.read_order(single(number))).collect();
+        let answers = join_all(orders.into_iter().map(|order| rig.client.read(order, deadline()))).await;
+        assert!(answers.iter().all(|answer| *answer == ReadAnswer::Closed));
+        assert_eq!(start.elapsed(), options.timeout);
+        assert_eq!(rig.metrics.closings(Side::Reading), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_store_that_is_slow_and_answers_is_not_taken_for_a_silent_one() {
     let mut rig = Rig::new();
     for number in 0..20 {
