@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use larder_core::tiers::presence::{Fact, LIFETIMES, PresenceCache};
 use larder_protocol::{ChunkRef, PoolSet};
 use object_store::path::Path;
-use object_store::{Error, GetResultPayload, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{Error, GetResultPayload, ObjectStore, ObjectStoreExt};
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
@@ -34,7 +34,7 @@ mod request;
 mod side;
 mod uploads;
 
-use request::{DELETE, GET, Line, PUT};
+use request::{DELETE, GET, Line};
 use side::SideState;
 use uploads::Uploads;
 
@@ -217,20 +217,13 @@ impl Client {
         let name = name(&self.prefix, key);
         loop {
             let creates = self.can_create.get() && !is_damaged;
-            let mode = if creates { PutMode::Create } else { PutMode::Overwrite };
             let (payload, released) = body(order, at);
             let bytes = payload.content_length() as u64;
-            let options = PutOptions { mode, ..PutOptions::default() };
-            let put = self.store.put_opts(&name, payload, options);
-            let put = self.ask(Line::Writes(bytes), (Kind::Put, PUT), deadline, put).await;
+            let put = self.put_object(Line::Writes(bytes), &name, payload, creates, deadline).await;
             // The HTTP client may still hold the bytes of a request that was given up.
             let _ = released.await;
-            match put {
-                Err(Failed::Trouble(trouble)) if creates && trouble.kind == TroubleKind::Unsupported => {
-                    tracing::warn!("the store cannot refuse existing objects: they are written over");
-                    self.can_create.set(false);
-                }
-                other => return other.map(|_| bytes),
+            if put.is_ok() || !creates || self.can_create.get() {
+                return put.map(|()| bytes);
             }
         }
     }

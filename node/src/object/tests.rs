@@ -58,6 +58,10 @@ pub(super) struct Faults {
     pub(super) refuses_deletes: bool,
     /// Cannot refuse to overwrite existing objects.
     pub(super) cannot_create: bool,
+    /// Has no hard links, as some file systems, so it cannot create objects.
+    pub(super) has_no_links: bool,
+    /// Fails to create objects, and can replace them.
+    pub(super) fails_to_create: bool,
     /// How long a request takes.
     pub(super) delay: Duration,
     /// The bytes that all uploads together send in a second.
@@ -160,6 +164,14 @@ impl ObjectStore for Faulty {
         if self.faults().cannot_create && options.mode == PutMode::Create {
             let (operation, implementer) = ("create".to_owned(), "Faulty".to_owned());
             return Err(Error::NotImplemented { operation, implementer });
+        }
+        let creates_anew = options.mode == PutMode::Create && self.inner.head(at).await.is_err();
+        if creates_anew && self.faults().has_no_links {
+            let source = std::io::Error::from(rustix::io::Errno::PERM).into();
+            return Err(Error::Generic { store: "LocalFileSystem", source });
+        }
+        if creates_anew && self.faults().fails_to_create {
+            return Err(Error::Generic { store: "Faulty", source: "no".into() });
         }
         let put = self.inner.put_opts(at, payload, options).await?;
         self.faults().archived.retain(|archived| archived != at);

@@ -1,7 +1,10 @@
 //! Error messages about a store that fails, without anything secret.
 
 use std::error::Error as _;
-use std::fmt;
+use std::{fmt, io};
+
+use object_store::Error;
+use rustix::io::Errno;
 
 /// The reason why a store failed, and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,17 +53,15 @@ impl Trouble {
         self.kind == TroubleKind::TimedOut || OVERLOAD.contains(&self.detail.as_str())
     }
 
-    pub(super) fn of(error: &object_store::Error, asked: &'static str) -> Self {
+    pub(super) fn of(error: &Error, asked: &'static str) -> Self {
         let said = chain(error);
         let code = between(&said, "<Code>", "</Code>").or_else(|| status(&said));
         let kind = match error {
             _ if code.is_some_and(|code| BAD_CREDENTIALS.contains(&code)) => TroubleKind::Credentials,
-            object_store::Error::Unauthenticated { .. } => TroubleKind::Credentials,
-            object_store::Error::PermissionDenied { .. } => TroubleKind::Denied,
-            object_store::Error::NotFound { .. } => TroubleKind::NoBucket,
-            object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. } => {
-                TroubleKind::Unsupported
-            }
+            Error::Unauthenticated { .. } => TroubleKind::Credentials,
+            Error::PermissionDenied { .. } => TroubleKind::Denied,
+            Error::NotFound { .. } => TroubleKind::NoBucket,
+            Error::NotImplemented { .. } | Error::NotSupported { .. } => TroubleKind::Unsupported,
             _ if code.is_some_and(|code| ["NotImplemented", "501"].contains(&code)) => {
                 TroubleKind::Unsupported
             }
@@ -103,8 +104,21 @@ impl fmt::Display for Trouble {
     }
 }
 
+/// Turns the error of a file system without hard links, by which a local folder creates objects, into [`Error::NotSupported`].
+pub(super) fn unsupported_if_no_links(error: Error) -> Error {
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let system = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        if system.is_some_and(|system| NO_LINKS.contains(&Errno::from_raw_os_error(system))) {
+            return Error::NotSupported { source: error.into() };
+        }
+        source = cause.source();
+    }
+    error
+}
+
 /// The kind of an error of the HTTP client itself: how far the request came.
-fn http_kind(error: &object_store::Error) -> TroubleKind {
+fn http_kind(error: &Error) -> TroubleKind {
     use object_store::client::{HttpError, HttpErrorKind};
     let mut source = error.source();
     while let Some(error) = source {
@@ -120,7 +134,7 @@ fn http_kind(error: &object_store::Error) -> TroubleKind {
     TroubleKind::Other
 }
 
-fn chain(error: &object_store::Error) -> String {
+fn chain(error: &Error) -> String {
     let mut said = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
@@ -132,7 +146,7 @@ fn chain(error: &object_store::Error) -> String {
 }
 
 /// The message of the last cause: the system's words, since earlier causes quote the store's answer.
-fn innermost(error: &object_store::Error) -> String {
+fn innermost(error: &Error) -> String {
     let mut last: &(dyn std::error::Error + 'static) = error;
     while let Some(source) = last.source() {
         last = source;
@@ -165,6 +179,9 @@ const OVERLOAD: [&str; 8] = [
     "429",
     "503",
 ];
+
+/// Errors of file systems without hard links.
+const NO_LINKS: [Errno; 4] = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS, Errno::MLINK];
 
 /// Limit of the system's message and of a code.
 const MOST_CHARACTERS: usize = 120;

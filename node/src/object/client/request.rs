@@ -7,14 +7,14 @@ use larder_core::store::ids::ChunkKey;
 use larder_core::tiers::presence::Fact;
 use larder_protocol::{ChunkHash, Fingerprint};
 use object_store::path::Path;
-use object_store::{Error, ObjectStoreExt, PutPayload};
+use object_store::{Error, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
 use super::super::BlockId;
 use super::super::metrics::{Kind, ObjectMetrics, Side};
 use super::super::record::{ObjectKey, name, probe_name};
-use super::super::trouble::{Trouble, TroubleKind};
+use super::super::trouble::{Trouble, TroubleKind, unsupported_if_no_links};
 use super::uploads::UploadTurn;
 use super::{Client, Failed};
 
@@ -108,9 +108,50 @@ impl Client {
         self.ask(Line::Blocks(0), (Kind::Get, GET), deadline, begins).await
     }
 
+    /// Writes a small object as blocks are written: a store may take objects, and fail only to create them.
     async fn put_probe(&self, deadline: Instant) -> Result<(), Failed> {
-        let (at, payload) = (probe_name(&self.prefix), PutPayload::from_static(PROBE));
-        self.ask(Line::Blocks(0), (Kind::Put, PUT), deadline, self.store.put(&at, payload)).await.map(|_| ())
+        let at = probe_name(&self.prefix);
+        let put = |creates| {
+            self.put_object(Line::Blocks(0), &at, PutPayload::from_static(PROBE), creates, deadline)
+        };
+        for _ in 0..2 {
+            match put(self.can_create.get()).await {
+                // An earlier trial left it, or another node tries just now.
+                Err(Failed::Exists) => {
+                    let deletion = self.store.delete(&at);
+                    // If nobody may delete it, it is written over.
+                    let _ = self.ask(Line::Blocks(0), (Kind::Delete, DELETE), deadline, deletion).await;
+                }
+                Err(Failed::Trouble(trouble)) if trouble.kind == TroubleKind::Unsupported => {}
+                put => return put,
+            }
+        }
+        put(false).await
+    }
+
+    /// Writes an object. If `creates`, an existing object stays; learns whether the store can do that.
+    pub(super) async fn put_object(
+        &self,
+        line: Line<'_>,
+        at: &Path,
+        payload: PutPayload,
+        creates: bool,
+        deadline: Instant,
+    ) -> Result<(), Failed> {
+        let mode = if creates { PutMode::Create } else { PutMode::Overwrite };
+        let options = PutOptions { mode, ..PutOptions::default() };
+        let put = async {
+            let put = self.store.put_opts(at, payload, options).await;
+            put.map_err(|error| if creates { unsupported_if_no_links(error) } else { error })
+        };
+        let put = self.ask(line, (Kind::Put, PUT), deadline, put).await;
+        if creates
+            && matches!(&put, Err(Failed::Trouble(trouble)) if trouble.kind == TroubleKind::Unsupported)
+        {
+            tracing::warn!("the store cannot refuse existing objects: they are written over");
+            self.can_create.set(false);
+        }
+        put.map(drop)
     }
 
     /// Makes one request, and learns the store's health from it. The request waits for its turn until the deadline. Then it has as
@@ -176,8 +217,11 @@ impl Client {
             _ if kind == Kind::Delete => {}
             // Finding is less than reading: a store may know its objects, and hand none out.
             Ok(_) | Err(Failed::Absent) if kind == Kind::Head => {}
+            // The store answers, which does not prove that it can write.
+            Err(Failed::Exists) => self.heard(side),
+            Err(Failed::Trouble(trouble)) if trouble.kind == TroubleKind::Unsupported => self.heard(side),
             Err(Failed::Trouble(trouble)) if trouble.detail == SILENT => self.went_silent(side, trouble),
-            Err(Failed::Trouble(trouble)) if trouble.kind != TroubleKind::Unsupported => {
+            Err(Failed::Trouble(trouble)) => {
                 if !trouble.is_silence() {
                     self.heard(side);
                 }

@@ -194,6 +194,42 @@ async fn reads_go_on_where_writes_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_cannot_create_objects_is_not_tried_by_replacing_one() {
+    let mut rig = Rig::new();
+    rig.client.probe(deadline()).await.unwrap();
+    for refuses_deletes in [false, true] {
+        rig.store.faults().fails_to_create = true;
+        while !rig.client.is_open(Side::Writing) {
+            assert_eq!(rig.write(1).await, WriteAnswer::Closed);
+        }
+        rig.client.try_again(Side::Writing, deadline()).await;
+        assert!(rig.client.is_open(Side::Writing), "blocks would fail again");
+        rig.store.faults().fails_to_create = false;
+        rig.store.faults().refuses_deletes = refuses_deletes;
+        // The second trial finds the object of the first.
+        rig.client.try_again(Side::Writing, deadline()).await;
+        assert!(!rig.client.is_open(Side::Writing));
+    }
+    assert_eq!(rig.write(1).await, WriteAnswer::Durable);
+}
+
+#[tokio::test]
+async fn objects_are_written_over_in_a_folder_whose_file_system_has_no_hard_links() {
+    for is_probed in [false, true] {
+        let mut rig = Rig::new();
+        rig.store.faults().has_no_links = true;
+        if is_probed {
+            rig.client.probe(deadline()).await.unwrap();
+        }
+        for number in 0..10 {
+            assert_eq!(rig.write(number).await, WriteAnswer::Durable);
+            assert!(matches!(rig.read(number).await, ReadAnswer::Here { .. }));
+        }
+        assert_eq!(rig.metrics.closings(Side::Writing), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_order_ends_at_its_deadline_however_slow_the_store_is() {
     let mut rig = Rig::new();
     rig.write(1).await;
