@@ -128,6 +128,7 @@ impl Bench {
             settings: BTreeMap::new(),
             allow_http: true,
             start_without: false,
+            writes: true,
             queue_orders: SLOTS as usize,
             max_in_flight: 16,
             bytes_in_flight: SLOTS * BLOCK_BYTES,

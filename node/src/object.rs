@@ -59,6 +59,8 @@ pub struct ObjectOptions {
     /// Whether a node starts even if the store refuses, or does not answer within two seconds. The node then leaves the store
     /// alone, and tries it again every few seconds.
     pub start_without: bool,
+    /// Whether chunks are written. If not, nothing is written to try the store out either, so the right to read and list is enough.
+    pub writes: bool,
     /// Orders that may wait, in each of the queues of writes, reads and finds; more are refused with `Busy`.
     pub queue_orders: usize,
     /// Requests at a time. Writes take half of them at most. A request of 4 MiB takes a distant store some 50 ms,
@@ -152,7 +154,7 @@ pub fn is_url_of_a_store(url: &str) -> bool {
     store::parse(url).is_some()
 }
 
-/// Tries a store out as a node does when it starts: writes, reads and deletes a small object.
+/// Tries a store out as a node does when it starts: writes, reads and deletes a small object, or only reads.
 ///
 /// # Errors
 /// [`OpenError`] says what to change.

@@ -27,7 +27,7 @@ use super::{
 use crate::arena::{ArenaLimits, Binding, ExtentSpec, MIN_EXTENT_BYTES, PAGE_BYTES};
 use crate::config::{
     ClusterConfig, Config, DiskConfig, EventTokens, GpuConfig, HostConfig, KvEventsConfig, ObjectConfig,
-    TenantConfig,
+    ObjectWrite, TenantConfig,
 };
 use crate::copy::CopyLimits;
 use crate::disk::DiskOptions;
@@ -499,6 +499,7 @@ fn object_limits(object: &ObjectConfig, actors: &[ActorLimits]) -> Result<Object
         settings,
         allow_http: object.allow_http,
         start_without: true,
+        writes: object.write != ObjectWrite::Off,
         queue_orders: object.queue_orders,
         max_in_flight: object.max_requests,
         bytes_in_flight: OBJECT_BYTES_IN_FLIGHT,

@@ -56,6 +56,8 @@ pub(super) struct Client {
     write_bytes: Semaphore,
     units: u32,
     find_time: Duration,
+    /// Whether chunks are written.
+    writes: bool,
     known: RefCell<PresenceCache<ObjectKey>>,
     /// How long the store may be silent before it counts as silent for all requests.
     patience: Duration,
@@ -113,6 +115,7 @@ impl Client {
             write_bytes: Semaphore::new((units as usize / 2).max(1)),
             units,
             find_time: options.find_deadline,
+            writes: options.writes,
             known: RefCell::new(PresenceCache::new(options.known_chunks, LIFETIMES)),
             patience: options.timeout,
             sides: Default::default(),

@@ -288,6 +288,7 @@ pub(super) fn options(url: &str) -> ObjectOptions {
         settings: BTreeMap::new(),
         allow_http: true,
         start_without: false,
+        writes: true,
         queue_orders: 32,
         max_in_flight: 8,
         bytes_in_flight: 1 << 20,

@@ -58,14 +58,14 @@ impl Objects {
 
     /// Reports the state of the store, without keeping the tier open.
     fn reporter(&self) -> impl Fn() -> ObjectStatus + Send + Sync + use<> {
-        let url = self.limits.options.url.clone();
+        let ObjectOptions { url, writes, .. } = self.limits.options.clone();
         let tier = self.tier.as_ref().map_or_else(|_| Weak::new(), Arc::downgrade);
         let error = self.tier.as_ref().err().map(ToString::to_string);
         move || match tier.upgrade() {
             Some(tier) => ObjectStatus {
                 url: url.clone(),
                 reads: !tier.is_closed(Side::Reading),
-                writes: !tier.is_closed(Side::Writing),
+                writes: writes && !tier.is_closed(Side::Writing),
                 trouble: tier.trouble().map(|trouble| trouble.to_string()),
             },
             None => ObjectStatus { url: url.clone(), reads: false, writes: false, trouble: error.clone() },

@@ -94,7 +94,8 @@ fn disk(disk: &Disk) -> Finding {
 fn object(object: &ObjectStore) -> Finding {
     const CHECK: &str = "object store";
     match &object.is_usable {
-        Ok(()) => ok(CHECK, format!("{} allows writing, reading and deleting", object.url)),
+        Ok(()) if object.writes => ok(CHECK, format!("{} allows writing, reading and deleting", object.url)),
+        Ok(()) => ok(CHECK, format!("{} allows reading", object.url)),
         Err(error) => warning(CHECK, error, "the node serves without the store until then"),
     }
 }

@@ -72,7 +72,9 @@ pub(crate) struct Disk {
 pub(crate) struct ObjectStore {
     /// The store's URL.
     pub(super) url: String,
-    /// Whether a small object could be written, read and deleted there.
+    /// Whether the node writes there.
+    pub(super) writes: bool,
+    /// Whether a small object could be written, read and deleted there, or only read if the node does not write.
     pub(super) is_usable: Result<(), String>,
 }
 
@@ -114,7 +116,7 @@ impl Target {
 impl ObjectStore {
     pub(super) fn probe(options: &ObjectOptions) -> Self {
         let is_usable = larder_node::object::check(options).map_err(|error| error.to_string());
-        Self { url: options.url.clone(), is_usable }
+        Self { url: options.url.clone(), writes: options.writes, is_usable }
     }
 }
 

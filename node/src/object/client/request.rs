@@ -19,15 +19,18 @@ use super::uploads::UploadTurn;
 use super::{Client, Failed};
 
 impl Client {
-    /// Writes, reads and deletes a small object: a store that refuses this now would refuse blocks later.
+    /// Writes, reads and deletes a small object: a store that refuses this now would refuse blocks later. If no chunks are written,
+    /// only reads.
     pub(in super::super) async fn probe(&self, deadline: Instant) -> Result<(), Trouble> {
         let at = probe_name(&self.prefix);
-        if let Err(Failed::Trouble(trouble)) = self.put_probe(deadline).await {
+        if self.writes
+            && let Err(Failed::Trouble(trouble)) = self.put_probe(deadline).await
+        {
             return Err(trouble);
         }
         let read = async { self.store.get(&at).await?.bytes().await };
         match self.ask(Line::Blocks(0), (Kind::Get, GET), deadline, read).await {
-            Ok(bytes) if bytes != PROBE => {
+            Ok(bytes) if bytes != PROBE && self.writes => {
                 return Err(Trouble::new(
                     TroubleKind::Other,
                     GET,
@@ -43,6 +46,9 @@ impl Client {
         // Without the permission to list, S3 does not say that an object is absent.
         if let Err(Failed::Trouble(trouble)) = self.head(&absent, Line::Blocks(0), deadline).await {
             return Err(trouble);
+        }
+        if !self.writes {
+            return Ok(());
         }
         let deleted = self.ask(Line::Blocks(0), (Kind::Delete, DELETE), deadline, self.store.delete(&at));
         if let Err(Failed::Trouble(trouble)) = deleted.await {

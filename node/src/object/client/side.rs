@@ -54,7 +54,9 @@ impl Default for SideState {
 impl Client {
     /// Leaves the store alone from the beginning.
     pub(in super::super) fn leave_alone(&self, trouble: &Trouble) {
-        [Side::Reading, Side::Writing].into_iter().for_each(|side| while !self.failed(side, trouble) {});
+        let sides =
+            [Side::Reading, Side::Writing].into_iter().filter(|side| self.writes || *side == Side::Reading);
+        sides.for_each(|side| while !self.failed(side, trouble) {});
     }
 
     /// Waits until a side that is left alone is to be tried again.

@@ -56,6 +56,20 @@ fn a_node_may_start_without_its_store() {
 }
 
 #[test]
+fn a_node_that_never_writes_needs_no_right_to_write() {
+    for refuses_reads in [false, true] {
+        let store = Faulty::default();
+        (store.faults().refuses_writes, store.faults().refuses_reads) = (true, refuses_reads);
+        let opened = (Arc::new(store.clone()) as Arc<dyn ObjectStore>, Path::from(PREFIX));
+        let options = ObjectOptions { writes: false, start_without: true, ..options("s3://bucket") };
+        let metrics = metrics();
+        let tier = ObjectTier::start(opened, &options, metrics.clone()).unwrap();
+        assert_eq!((tier.is_closed(Side::Reading), tier.is_closed(Side::Writing)), (refuses_reads, false));
+        assert_eq!((metrics.closings(Side::Writing), store.faults().puts), (0, 0));
+    }
+}
+
+#[test]
 fn a_store_that_refuses_to_write_or_to_tell_is_an_error_that_says_what_to_allow() {
     for refuses_reads in [false, true] {
         let store = Faulty::default();
