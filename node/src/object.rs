@@ -20,6 +20,7 @@
 //! | more orders than the queue holds | `Busy` |
 //! | the store is slow | an order ends at its deadline, or with its upload; fewer uploads are under way at a time ([`pace`]) |
 //! | the store is slow to find | a `find` answers at its own deadline with the facts that it has |
+//! | a node ends while it writes to a folder | half an upload stays, for a day |
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,6 +34,7 @@ use crate::host::CpuSet;
 
 pub mod breaker;
 mod client;
+mod leftovers;
 pub mod metrics;
 pub mod pace;
 mod record;

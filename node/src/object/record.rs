@@ -39,7 +39,7 @@ pub(super) fn format_folder(prefix: &Path) -> Path {
 
 /// The name of an object that is written and read to see whether the store answers.
 pub(super) fn probe_name(prefix: &Path) -> Path {
-    format_folder(prefix).join("probe")
+    format_folder(prefix).join(PROBE)
 }
 
 /// Ends, with an error, when nothing reads the arena any more: its sender is dropped then.
@@ -135,6 +135,9 @@ fn check_of(key: ChunkKey, bytes: u64) -> Check {
     let place = RecordPlace { segment: 0, page: 0, pages: u32::try_from(pages).unwrap_or(0) };
     Check::new(STORAGE, place, Some(key))
 }
+
+/// The name of the probe's object.
+pub(super) const PROBE: &str = "probe";
 
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 

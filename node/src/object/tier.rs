@@ -11,17 +11,19 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use larder_core::store::PurgedKeys;
 use larder_protocol::purge::PurgeMode;
 use larder_protocol::{ChunkRef, Fingerprint};
+use object_store::path::Path;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::oneshot;
-use tokio::task::{LocalSet, spawn_local};
-use tokio::time::Instant;
+use tokio::task::{LocalSet, spawn_blocking, spawn_local};
+use tokio::time::{Instant, sleep};
 
 use super::client::Client;
 use super::metrics::{ObjectMetrics, Side};
+use super::record::format_folder;
 use super::store::{self, Opened};
-use super::{BlockId, ObjectOptions, OpenError, Trouble};
+use super::{BlockId, ObjectOptions, OpenError, Trouble, leftovers};
 use crate::disk::{ReadAnswer, ReadOrder, Refused, WriteAnswer, WriteOrder};
 use crate::threads::{self, Joined};
 
@@ -103,7 +105,7 @@ impl ObjectTier {
         let (ready, opens) = oneshot::channel();
         let said = Arc::<StoreNews>::default();
         let (copied, metrics_there) = (options.clone(), metrics.clone());
-        let said_there = Arc::clone(&said);
+        let (said_there, said_of_folder) = (Arc::clone(&said), Arc::clone(&said));
         let thread = threads::spawn("larder-object", &options.cpus, move || {
             let work = async move {
                 let client = Rc::new(Client::new(opened, &copied, metrics_there, said_there));
@@ -112,7 +114,9 @@ impl ObjectTier {
                 // If nobody waits, the tier is gone already, and the queues say so.
                 let _ = ready.send(is_open);
                 if goes_on {
+                    let leftovers = spawn_local(remove_leftovers(copied.clone(), said_of_folder));
                     serve(client, &copied, [writes_due, reads_due, finds_due]).await;
+                    leftovers.abort();
                 }
             };
             LocalSet::new().block_on(&runtime, work);
@@ -246,6 +250,24 @@ async fn serve(
         [Side::Reading, Side::Writing].map(|side| spawn_local(try_again(Rc::clone(&client), side, deadline)));
     tokio::join!(take(&client, writes, most / 2), take(&client, reads, most), take(&client, finds, most));
     trials.into_iter().for_each(|trial| trial.abort());
+}
+
+/// Removes half uploads from a local folder, now and every day.
+async fn remove_leftovers(options: ObjectOptions, said: Arc<StoreNews>) {
+    let Some((store::Kind::Folder(folder), _)) = store::parse(&options.url).filter(|_| options.writes) else {
+        return;
+    };
+    let folder = folder.join(format_folder(&Path::default()).as_ref());
+    loop {
+        let (folder, said) = (folder.clone(), Arc::clone(&said));
+        let removed = spawn_blocking(move || leftovers::remove(&folder, &said.stops)).await;
+        match removed.unwrap_or_else(|panicked| Err(panicked.into())) {
+            Ok(0) => {}
+            Ok(files) => tracing::info!(files, "removed half uploads of nodes that are gone"),
+            Err(error) => tracing::warn!(%error, "half uploads of nodes that are gone cannot be looked for"),
+        }
+        sleep(leftovers::LEFT_FOR).await;
+    }
 }
 
 /// Takes up orders, a bounded number at a time. Ends when all are done.

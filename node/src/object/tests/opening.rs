@@ -85,4 +85,42 @@ fn a_store_that_refuses_to_write_or_to_tell_is_an_error_that_says_what_to_allow(
     }
 }
 
+#[test]
+fn half_uploads_that_nobody_writes_any_more_are_removed_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = record::name(&Path::default(), &ObjectKey { chunk: single(1).key(), block: BLOCKS[0] });
+    let file = |name: &str, age| {
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_modified(std::time::SystemTime::now() - age).unwrap();
+        path
+    };
+    let (old, new) = (leftovers::LEFT_FOR, leftovers::LEFT_FOR - Duration::from_secs(60));
+    let gone = [file("v1/probe#1", old), file(&format!("{name}#1"), old), file(&format!("{name}#17"), old)];
+    let stay = [
+        file("v1/probe", old),
+        file(name.as_ref(), old),
+        file(&format!("{name}#2"), new),
+        file(&format!("{name}#"), old),
+        file(&format!("{name}#1a"), old),
+        file("v1/notes#1", old),
+        file("probe#1", old),
+    ];
+    let url = format!("file://{}", folder.path().display());
+    let tier = ObjectTier::open(&ObjectOptions { writes: false, ..options(&url) }, metrics()).unwrap();
+    drop(tier);
+    assert!(gone.iter().all(|path| path.exists()), "a node that only reads removes nothing");
+    let stops = std::sync::atomic::AtomicBool::new(true);
+    assert_eq!(leftovers::remove(&folder.path().join("v1"), &stops).unwrap(), 0);
+    let tier = ObjectTier::open(&options(&url), metrics()).unwrap();
+    while gone.iter().any(|path| path.exists()) {
+        std::thread::yield_now();
+    }
+    drop(tier);
+    // The tier itself deletes its probe.
+    assert!(stay[1..].iter().all(|path| path.exists()));
+    assert!(!folder.path().join("v1/probe#0").exists());
+}
+
 const SECRET: &str = "confidential";
