@@ -62,6 +62,13 @@ pub(super) struct Faults {
     pub(super) has_no_links: bool,
     /// Fails to create objects, and can replace them.
     pub(super) fails_to_create: bool,
+    /// Takes what it is sent, and does not answer.
+    pub(super) loses_answers: bool,
+    /// Hands out nothing for so many requests.
+    pub(super) hanging_gets: usize,
+    /// Refuses uploads beside so many other requests, and counts these refusals.
+    pub(super) most_requests: Option<usize>,
+    pub(super) refused_uploads: u64,
     /// How long a request takes.
     pub(super) delay: Duration,
     /// The bytes that all uploads together send in a second.
@@ -74,6 +81,20 @@ pub(super) struct Faults {
     pub(super) puts: usize,
     now: usize,
     pub(super) most_at_once: usize,
+}
+
+impl Faults {
+    fn is_overloaded(&mut self) -> bool {
+        let is_overloaded = self.most_requests.is_some_and(|most| self.now >= most);
+        self.refused_uploads += u64::from(is_overloaded);
+        is_overloaded
+    }
+
+    fn hangs_now(&mut self) -> bool {
+        let hangs_once = self.hanging_gets > 0;
+        self.hanging_gets -= usize::from(hangs_once);
+        hangs_once || self.hangs_in_reads
+    }
 }
 
 impl Faulty {
@@ -160,6 +181,9 @@ impl ObjectStore for Faulty {
             });
         }
         self.upload(payload.content_length()).await;
+        if self.faults().is_overloaded() {
+            return Err(Error::Generic { store: "Faulty", source: "<Code>SlowDown</Code>".into() });
+        }
         self.under_way(|faults| faults.refuses_writes).await?;
         if self.faults().cannot_create && options.mode == PutMode::Create {
             let (operation, implementer) = ("create".to_owned(), "Faulty".to_owned());
@@ -175,6 +199,9 @@ impl ObjectStore for Faulty {
         }
         let put = self.inner.put_opts(at, payload, options).await?;
         self.faults().archived.retain(|archived| archived != at);
+        if self.faults().loses_answers {
+            return std::future::pending().await;
+        }
         Ok(put)
     }
 
@@ -187,7 +214,7 @@ impl ObjectStore for Faulty {
             true => self.faults().heads += 1,
             false => self.faults().gets += 1,
         }
-        if self.faults().hangs_in_reads && !options.head {
+        if !options.head && self.faults().hangs_now() {
             self.inner.head(at).await?;
             return std::future::pending().await;
         }

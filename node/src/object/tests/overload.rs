@@ -56,3 +56,47 @@ async fn uploads_over_a_link_that_cannot_carry_them_all_at_a_time_go_on_fewer_at
     write_for(&mut rig, time).await;
     assert!(rig.store.faults().most_at_once as u64 >= WRITERS / 4 * 3);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_asks_for_fewer_requests_gets_fewer_uploads() {
+    let mut rig = Rig::with(Faulty::default(), &many());
+    rig.store.faults().delay = Duration::from_millis(100);
+    rig.store.faults().most_requests = Some(4);
+    let written = write_for(&mut rig, Duration::from_secs(100)).await;
+    let refused = rig.store.faults().refused_uploads;
+    assert!(refused * 4 < written, "{refused} were refused, {written} written");
+    assert!(written >= 1_000, "{written} of some 2,000");
+}
+
+#[tokio::test(start_paused = true)]
+async fn chunks_whose_uploads_lost_their_answers_are_there() {
+    let mut rig = Rig::new();
+    rig.store.faults().loses_answers = true;
+    let start = Instant::now();
+    assert_eq!(rig.write(1).await, WriteAnswer::Closed);
+    assert!(start.elapsed() <= options("").timeout + Duration::from_secs(1));
+    assert!(rig.client.is_open(Side::Writing), "nothing was heard of it");
+    rig.client.try_again(Side::Writing, deadline()).await;
+    assert!(rig.client.is_open(Side::Writing));
+    rig.store.faults().loses_answers = false;
+    rig.client.try_again(Side::Writing, deadline()).await;
+    assert_eq!(rig.write(1).await, WriteAnswer::AlreadyThere);
+    assert!(matches!(rig.read(1).await, ReadAnswer::Here { .. }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_over_a_dead_connection_is_made_again() {
+    let mut rig = Rig::new();
+    for number in 0..2 {
+        rig.write(number).await;
+    }
+    rig.store.faults().hanging_gets = 1;
+    let [first, other] = [0, 1].map(|number| rig.slots.read_order(single(number)));
+    let later = async {
+        sleep(Duration::from_secs(3)).await;
+        rig.client.read(other, deadline()).await
+    };
+    let (read, later) = tokio::join!(rig.client.read(first, deadline()), later);
+    assert!(matches!(read, ReadAnswer::Here { .. }) && matches!(later, ReadAnswer::Here { .. }));
+    assert!(!rig.client.is_open(Side::Reading));
+}
