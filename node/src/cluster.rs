@@ -103,6 +103,9 @@ pub struct ClusterStatus {
     pub number: u16,
     /// The node's incarnation.
     pub incarnation: u64,
+    /// Whether this life of the node was ever a member. Until then, `/readyz` answers 503.
+    #[serde(default)]
+    pub was_member: bool,
     /// The epoch of the node's table, `TERM.NUMBER`.
     pub epoch: String,
     /// Members of the cluster.
@@ -318,13 +321,15 @@ impl Cluster {
         let (known, silent, shares) = (self.known.subscribe(), self.silent.clone(), self.limits.share);
         let (gauges, zone) = (self.gauges.clone(), self.limits.zone.clone());
         move || {
-            let Known { table, own, incarnation, refused, leaderless, .. } = known.borrow().clone();
+            let Known { table, own, incarnation, was_member, refused, leaderless, .. } =
+                known.borrow().clone();
             gauges.show(&table);
             let name = |number: &NodeNumber| table.member(*number).map(|member| member.name.clone());
             let suspects = table.members.iter().filter(|member| member.state == MemberState::Suspect);
             ClusterStatus {
                 number: own.0,
                 incarnation,
+                was_member,
                 epoch: table.epoch.to_string(),
                 members: table.members.len(),
                 suspects: suspects.count(),
@@ -486,10 +491,12 @@ async fn spread_tables(
 ) {
     let mut spread = None;
     while known.changed().await.is_ok() {
-        let Known { table, own, incarnation, .. } = known.borrow_and_update().clone();
+        let latest = known.borrow_and_update().clone();
+        let is_member = latest.is_member();
+        let Known { table, own, incarnation, .. } = latest;
         let news = Some((table.epoch, own, incarnation));
         let is_spread = std::mem::replace(&mut spread, news) == news;
-        if is_spread || table.member(own).is_none_or(|member| member.incarnation != incarnation) {
+        if is_spread || !is_member {
             continue;
         }
         let new = NewTable { table: Arc::clone(&table), own };

@@ -259,7 +259,8 @@ async fn healthy() -> &'static str {
     "ok\n"
 }
 
-/// The node is ready if all memory is there, every actor answers, and the node does not drain.
+/// The node is ready if all memory is there, every actor answers, the node does not drain, and it was once a member of its
+/// cluster: a rollout waits for this, so a release or certificate that cannot join stops at the first node.
 async fn ready(state: Data<Arc<HttpState>>) -> HttpResponse {
     if state.actors.get().is_none() {
         return HttpResponse::ServiceUnavailable().body("the node is still starting: try again\n");
@@ -269,6 +270,11 @@ async fn ready(state: Data<Arc<HttpState>>) -> HttpResponse {
     }
     if state.drains.get().is_some_and(Drains::is_draining) {
         return HttpResponse::ServiceUnavailable().body("the node drains\n");
+    }
+    if let Some(cluster) = state.cluster.get().map(|report| report()).filter(|cluster| !cluster.was_member) {
+        let reason = cluster.refused.or(cluster.leaderless).unwrap_or_else(|| "no table lists it yet".into());
+        return HttpResponse::ServiceUnavailable()
+            .body(format!("the node has not joined its cluster: {reason}\n"));
     }
     let reports = state.reports().await.into_iter();
     let silent: Vec<u16> = reports.filter(|(_, report)| report.is_none()).map(|(device, _)| device).collect();

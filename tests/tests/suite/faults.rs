@@ -181,6 +181,7 @@ fn a_second_process_of_a_nodes_name_evicts_nobody_and_takes_its_place_once_it_is
     let status: Value = serde_json::from_str(&clone.get("/status").unwrap()).unwrap();
     let refused = status["cluster"]["refused"].as_str().expect("it says why");
     assert!(refused.contains(&first.peer.to_string()), "{refused}");
+    assert!(clone.get("/readyz").is_err(), "it was never a member: a rollout stops here");
     wait::until("the first one has heard of it", || {
         cluster.node(1).log().contains("another process").then_some(())
     });
@@ -193,6 +194,7 @@ fn a_second_process_of_a_nodes_name_evicts_nobody_and_takes_its_place_once_it_is
     });
     println!("a member {} ms after the first was killed", killed.elapsed().unwrap().as_millis());
     assert_eq!(cluster.member("node-1").number, first.number);
+    wait::until("it is ready", || clone.get("/readyz").ok());
     let status: Value = serde_json::from_str(&clone.get("/status").unwrap()).unwrap();
     assert_eq!(status["cluster"]["refused"], Value::Null);
 }

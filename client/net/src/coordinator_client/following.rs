@@ -27,12 +27,22 @@ pub struct Known {
     pub own: NodeNumber,
     /// The incarnation that the follower joined as.
     pub incarnation: u64,
+    /// Whether a table has listed this life of the follower.
+    pub was_member: bool,
     /// Why the coordinator does not let the follower join; `None` if it does.
     pub refused: Option<String>,
     /// Why a node follows no coordinator that leads; `None` if it follows one. Without one it goes on with the last table.
     pub leaderless: Option<String>,
     /// Whether the coordinator cannot be told of drains: version 1 has no message for them.
     pub lacks_drains: bool,
+}
+
+impl Known {
+    /// Whether the table lists this life of the follower.
+    #[must_use]
+    pub fn is_member(&self) -> bool {
+        self.table.member(self.own).is_some_and(|member| member.incarnation == self.incarnation)
+    }
 }
 
 /// A node that wants to be a member.
@@ -187,6 +197,7 @@ impl Following {
 
     /// The latest table and the node's own place in it, if any of these changed since the last call.
     pub fn take_news(&mut self) -> Option<Known> {
+        self.known.was_member |= self.known.is_member();
         std::mem::take(&mut self.has_news).then(|| self.known.clone())
     }
 

@@ -1,7 +1,7 @@
 //! A follower in virtual time: whom it obeys, what it says, when it gives up.
 
 use larder_protocol::membership::Joined;
-use larder_protocol::table::Epoch;
+use larder_protocol::table::{Epoch, Member, MemberState, PARTITIONS};
 
 use super::*;
 
@@ -174,6 +174,38 @@ fn a_node_says_why_no_coordinator_leads_until_one_does() {
     let mut watcher = Following::watcher(Known::default());
     watcher.failed("nobody answers");
     assert!(watcher.take_news().is_none(), "a watcher is no member anyway");
+}
+
+#[test]
+fn a_node_was_a_member_from_the_first_table_that_lists_this_life_of_it() {
+    let table = |number, incarnation: Option<u64>| {
+        let address = ([10, 0, 0, 1], 7601).into();
+        let member = |incarnation| Member {
+            number: NodeNumber(3),
+            name: "node-3".into(),
+            incarnation,
+            peer: address,
+            http: address,
+            devices: 1,
+            weight: 1,
+            state: MemberState::Alive,
+        };
+        let members: Vec<_> = incarnation.map(member).into_iter().collect();
+        let homes = members.iter().flat_map(|member| [member.number; PARTITIONS as usize]).collect();
+        Table { epoch: Epoch { term: 1, number }, members, homes }
+    };
+    let mut following = member(1);
+    let mut last = table(1, None);
+    let mut was_member_after = |next: Table| {
+        for page in pages(&last, &next) {
+            following.hear(SECOND, CoordinatorMessage::Table(page)).unwrap();
+        }
+        last = next;
+        following.take_news().unwrap().was_member
+    };
+    assert!(!was_member_after(table(2, Some(6))), "an earlier life of it is listed");
+    assert!(was_member_after(table(3, Some(7))));
+    assert!(was_member_after(table(4, None)), "it was removed, and joins again");
 }
 
 #[test]
