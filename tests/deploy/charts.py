@@ -9,7 +9,7 @@ import jsonschema
 import yaml
 
 import tools
-from manifests import Manifests, problems, resources
+from manifests import Manifests, allowed, pod_labels, problems, resources
 from schemas import schema_problems
 from tools import ROOT, load_all, run
 
@@ -219,6 +219,11 @@ def pods_are_as_said():
     assert all_.workload("coordinator")["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "infra"}
     node = all_.workload("node")["spec"]["template"]["spec"]
     assert (node["hostNetwork"], node["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    # A host is no pod, so no selector matches it.
+    host, one = {"namespace": None, "labels": {}}, {"namespace": "larder", "labels": pod_labels(all_, "coordinator")}
+    assert allowed(all_, "Ingress", one, host, "UDP", 7601), "no node can join from its host's address"
+    assert allowed(all_, "Egress", one, host, "UDP", 9441) and allowed(all_, "Egress", one, host, "TCP", 9440)
+    assert not allowed(all_, "Ingress", one, host, "TCP", 7600), "HTTP has no authentication"
     routers = [space for space in json.dumps(all_.of("NetworkPolicy")).split('"kubernetes.io/metadata.name": ')[1:] if "gateways" in space]
     assert len(routers) == 2, "nodes and coordinator let them in"
 
