@@ -271,7 +271,7 @@ def values_are_checked():
                     "arenaMiB": 1048577,
                     "hugePages": True,
                     "hostPID": True,
-                    "tenants": [{"name": "red", "max_bytes": "1GiB"}, {"name": "blue"}],
+                    "tenants": [{"name": "red", "max_bytes": "1GiB"}, {"name": "blue", "max_window_bytes": "64MiB"}],
                     "host": {"policy": "lru", "low_watermark": 0.5, "capacity_chunks": 100000000},
                     "session": {"max_sessions": 5},
                     "disk": {"capacity_bytes": "2TiB", "write_after_uses": 3},
@@ -302,6 +302,7 @@ def values_are_checked():
     assert [tenant["name"] for tenant in node["tenants"]] == ["red", "blue"] and node["tenants"][0][
         "max_bytes"
     ] == "1GiB"
+    assert node["tenants"][1]["max_window_bytes"] == "64MiB", node
     assert node["disk"] == {"folder": "/var/lib/larder/disk", "capacity_bytes": "2TiB", "write_after_uses": 3}, node
     assert "/mnt/nvme" in [
         volume["hostPath"]["path"]
