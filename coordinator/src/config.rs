@@ -123,8 +123,7 @@ pub struct MembershipConfig {
     pub remove_reported_after_ms: u64,
     /// Grace period after a start, for members to come back: their silence counts from its end.
     pub grace_ms: u64,
-    /// How long `larder status` shows a removed node as lost, if it does not come back. The time begins anew when the coordinator
-    /// restarts.
+    /// How long `larder status` shows a removed node as lost, if it does not come back.
     pub remember_lost_ms: u64,
 }
 

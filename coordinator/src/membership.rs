@@ -58,7 +58,7 @@ pub struct DurableState {
     pub numbers: Vec<(String, NodeNumber)>,
     /// The members that were removed after silence and did not come back. No part of the archive: files of earlier versions lack it.
     #[rkyv(with = rkyv::with::Skip)]
-    pub lost: Vec<Member>,
+    pub lost: Vec<Lost>,
 }
 
 /// The members of the cluster.
@@ -223,13 +223,11 @@ impl Membership {
     pub fn new(patience: Patience, state: DurableState, now: Millis) -> Self {
         let DurableState { table, numbers, lost } = state;
         let is_member = |name: &str| table.members.iter().any(|member| member.name == name);
-        let again = lost.into_iter().filter(|member| !is_member(&member.name));
+        let again = lost.into_iter().filter(|lost| !is_member(&lost.member.name));
+        // The clock may have been set back.
+        let again = again.map(|lost| Lost { removed: lost.removed.min(now), ..lost });
         let mut lost = LostMembers::default();
-        lost.add(
-            again.map(|member| Lost { member, heard: now, removed: now }),
-            now,
-            patience.remember_lost_ms,
-        );
+        lost.add(again, now, patience.remember_lost_ms);
         let known = |member: &Member| {
             let drains = member.state == MemberState::Draining;
             let member = Member { state: well(drains), ..member.clone() };
@@ -365,8 +363,10 @@ impl Membership {
         beat
     }
 
-    /// Changes the patience from now on. Members keep the heartbeat that they were told.
+    /// Changes the patience from now on. Members keep the heartbeat that they were told. Lost members that need not be remembered
+    /// any more are forgotten for good.
     pub fn change_patience(&mut self, patience: Patience) {
+        self.lost.add(std::iter::empty(), self.last_tick, patience.remember_lost_ms);
         self.patience = patience;
         self.judge_at = 0;
     }
@@ -491,7 +491,7 @@ impl Membership {
         let mut numbers: Vec<_> = self.numbers.iter().collect();
         numbers.sort_by_key(|(_, given)| (self.members.contains_key(&given.number), given.left));
         let numbers = numbers.into_iter().map(|(name, given)| (name.clone(), given.number)).collect();
-        DurableState { table: (*self.table).clone(), numbers, lost: self.lost.members() }
+        DurableState { table: (*self.table).clone(), numbers, lost: self.lost.all() }
     }
 
     /// The members that are heard.

@@ -5,14 +5,13 @@ use std::io;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
-use larder_protocol::table::Member;
 use larder_protocol::v1;
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 use tempfile::NamedTempFile;
 
-use crate::membership::DurableState;
+use crate::membership::{DurableState, Lost};
 
 /// The store.
 #[derive(Debug)]
@@ -76,7 +75,7 @@ impl StateFile {
             }
         };
         if let Some(bytes) = lost {
-            let lost = rkyv::from_bytes::<Vec<Member>, rancor::Error>(&aligned(&bytes));
+            let lost = rkyv::from_bytes::<Vec<Lost>, rancor::Error>(&aligned(&bytes));
             state.lost = lost.map_err(|_| damaged())?;
         }
         state.table = v1::table_today(state.table);
@@ -150,7 +149,7 @@ fn open(path: &Path) -> Result<Opened, redb::Error> {
 
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("larder coordinator 1");
 const KEY: &str = "state";
-const LOST_KEY: &str = "lost";
+const LOST_KEY: &str = "lost, and since when";
 
 #[cfg(test)]
 mod tests {
@@ -166,7 +165,9 @@ mod tests {
         assert_eq!(empty, DurableState::default());
         let table = Table { epoch: Epoch { term: 3, number: 9 }, ..Table::default() };
         let numbers = vec![("a".into(), NodeNumber(4))];
-        let state = DurableState { table, numbers, lost: golden(PARTITIONS.into()).table.members };
+        let members = golden(PARTITIONS.into()).table.members.into_iter();
+        let lost = members.map(|member| Lost { member, heard: 3, removed: 4 }).collect();
+        let state = DurableState { table, numbers, lost };
         file.write(&state).unwrap();
         drop(file);
         assert_eq!(StateFile::open(&path).unwrap().1, state);

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use larder_protocol::table::Member;
+use rkyv::{Archive, Deserialize, Serialize};
 
 use super::Millis;
 
 /// A member that was removed after long silence.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Archive, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 pub struct Lost {
     /// The member, as the last table with it showed it.
     pub member: Member,
@@ -40,8 +41,8 @@ impl LostMembers {
     }
 
     /// The lost members.
-    pub(super) fn members(&self) -> Vec<Member> {
-        self.0.values().map(|lost| lost.member.clone()).collect()
+    pub(super) fn all(&self) -> Vec<Lost> {
+        self.0.values().cloned().collect()
     }
 
     /// Forgets a node that is a member again.

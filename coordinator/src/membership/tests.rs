@@ -391,9 +391,18 @@ fn a_removed_member_is_lost_until_it_comes_back_or_is_forgotten_and_one_that_lef
     assert_eq!(same, Err(JoinRefused::Outdated(2)), "the others have dropped what that life announced");
     membership.join("node-0", &join(2), 31_000).unwrap();
     assert_eq!(lost(&membership, 31_000), [("node-1".to_owned(), 31_000)]);
-    let next = Membership::new(patience(), membership.state(), 0);
-    assert_eq!(lost(&next, 0), [("node-1".to_owned(), 0)], "a coordinator that starts again knows it");
-    assert!(lost(&membership, 130_000).is_empty(), "after remember_lost_ms");
+    let mut next = Membership::new(patience(), membership.state(), 100_000);
+    let silent = [("node-1".to_owned(), 100_000)];
+    assert_eq!(lost(&next, 100_000), silent, "a coordinator that starts again knows it, and since when");
+    for membership in [&membership, &next] {
+        assert!(lost(membership, 130_000).is_empty(), "after remember_lost_ms");
+    }
+    next.change_patience(Patience { remember_lost_ms: 1_000, ..patience() });
+    next.change_patience(patience());
+    assert!(lost(&next, 100_000).is_empty(), "an operator has it forgotten");
+    let set_back = Membership::new(patience(), membership.state(), 10);
+    assert_eq!(lost(&set_back, 10), [("node-1".to_owned(), 10)]);
+    assert!(lost(&set_back, 100_010).is_empty(), "a clock that was set back makes it no longer");
 }
 
 #[test]
