@@ -20,6 +20,7 @@ use serde::Serialize;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
+use crate::membership::{Lost, Millis};
 use crate::nodes::Nodes;
 use crate::published::Published;
 
@@ -81,6 +82,7 @@ pub(crate) struct Admin {
 pub(crate) async fn answer(
     (nodes, admin): (Rc<Nodes>, Option<Admin>),
     tables: watch::Receiver<Arc<Published>>,
+    lost: impl Fn() -> Vec<(Lost, Millis)> + Clone + 'static,
     mut questions: mpsc::Receiver<NodeQuery>,
 ) {
     let (admin, places) = (admin.map(Rc::new), Arc::new(Semaphore::new(QUESTIONS_AT_A_TIME)));
@@ -94,12 +96,18 @@ pub(crate) async fn answer(
         // This never fails, since nobody closes the semaphore.
         let place = Arc::clone(&places).acquire_owned().await;
         let (nodes, table) = (Rc::clone(&nodes), Arc::clone(tables.borrow().table()));
+        let (tables, lost) = (tables.clone(), lost.clone());
         actix_rt::spawn(async move {
             let (by, of) = (admin.as_ref().map_or(&*nodes, |admin| &admin.nodes), node.as_deref());
             let change = wanted.change();
             let shown = match wanted {
                 Wanted::Answer(request) => gather(by, &table, &request, of).await,
-                Wanted::Purge(scope, mode) => purge::purge(by, &table, (&scope, mode), of).await,
+                Wanted::Purge(scope, mode) => {
+                    let mut shown = purge::purge(by, &table, (&scope, mode), of).await;
+                    let now = Arc::clone(tables.borrow().table());
+                    shown.extend(purge::not_reached((&table, &now), &lost(), mode, of));
+                    shown
+                }
             };
             if let Some((admin, change)) = admin.zip(change) {
                 admin.note(change, of, &shown);

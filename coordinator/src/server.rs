@@ -272,7 +272,7 @@ async fn serve_noting<R: Register + 'static>(
     renew_certificate(&endpoint, &config, credentials, &metrics);
     let (publish, tables) = watch::channel(Arc::<Published>::default());
     let (console_tokens, admin) = console::open(&config, audit)?;
-    let (questions, gathers) = answer_questions(&endpoint, admin, &tables);
+    let (questions, gathers) = answer_questions(&endpoint, admin, &tables, (membership.clone(), uptime));
 
     let listener = Listener::bind(config.http.listen)?;
     let yields_after_ms = if register.is_some() { config.election.renew_within_ms } else { 0 };
@@ -382,12 +382,14 @@ fn answer_questions(
     endpoint: &Endpoint,
     admin: Option<gather::Admin>,
     tables: &watch::Receiver<Arc<Published>>,
+    (membership, uptime): (SharedMembership, Uptime),
 ) -> (mpsc::Sender<prefix::HoldingsQuery>, mpsc::Sender<gather::NodeQuery>) {
     let (questions, asked) = mpsc::channel(WAITING_QUESTIONS);
     let (gathers, gathered) = mpsc::channel(WAITING_GATHERS);
     let nodes = Rc::new(Nodes::new(endpoint.clone()));
     actix_rt::spawn(prefix::answer(Rc::clone(&nodes), tables.clone(), asked));
-    actix_rt::spawn(gather::answer((nodes, admin), tables.clone(), gathered));
+    let lost = move || membership.lock().lost(uptime.now());
+    actix_rt::spawn(gather::answer((nodes, admin), tables.clone(), lost, gathered));
     (questions, gathers)
 }
 

@@ -592,6 +592,24 @@ fn the_console_changes_all_nodes_only_if_there_are_any() {
 }
 
 #[test]
+fn a_purge_from_the_console_names_the_lost_nodes() {
+    on_one_thread(async {
+        let place = Place::new();
+        let config = place.config_with_console();
+        let coordinator =
+            Coordinator::start(move |ready, stop| actix_rt::System::new().block_on(run(config, ready, stop)));
+        let mut node = place.node("node-0", 1, &coordinator);
+        node.sees("itself", members(1)).await;
+        node.task.abort();
+        until("it is lost", || coordinator.status().lost.len() == 1).await;
+        let purge = r#"{"action": "purge", "tenant": "chat", "hashes": [], "dry_run": false}"#;
+        let (status, said) = coordinator.change(purge).await;
+        assert!(status == 200 && said.contains("node-0") && said.contains("it is lost"), "{status} {said}");
+        coordinator.stop();
+    });
+}
+
+#[test]
 fn a_router_is_told_how_much_of_a_prefix_each_node_holds() {
     on_one_thread(async {
         let place = Place::new();

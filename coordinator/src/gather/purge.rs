@@ -10,6 +10,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::{Shown, exchange};
+use crate::membership::{Lost, Millis};
 use crate::nodes::Nodes;
 
 /// The chunks of a node's purge, as the console shows them.
@@ -50,6 +51,28 @@ pub(super) async fn purge(
     }
     tell(nodes, table, &mut all, PurgeCommand::End).await;
     all.into_iter().map(Purging::shown).collect()
+}
+
+/// The nodes that a purge did not reach and that may bring purged chunks: lost nodes, and members that joined after its start. A
+/// count changes nothing, so later members do not matter to it.
+pub(super) fn not_reached(
+    (asked, now): (&Table, &Table),
+    lost: &[(Lost, Millis)],
+    mode: PurgeMode,
+    of: Option<&str>,
+) -> Vec<Shown> {
+    let is_wanted = |member: &&Member| of.is_none_or(|name| name == member.name);
+    let was_asked = |member: &&Member| {
+        let is_it = |asked: &Member| (&asked.name, asked.incarnation) == (&member.name, member.incarnation);
+        asked.members.iter().any(is_it)
+    };
+    let trouble = |member: &Member, why: &str| Shown { node: member.name.clone(), said: Err(why.to_owned()) };
+    let lost = lost.iter().map(|(lost, _)| &lost.member).filter(is_wanted);
+    let lost =
+        lost.map(|member| trouble(member, "it is lost and keeps its chunks: purge again when it is back"));
+    let new =
+        now.members.iter().filter(is_wanted).filter(|member| mode == PurgeMode::Remove && !was_asked(member));
+    lost.chain(new.map(|member| trouble(member, "joined during the purge: purge again"))).collect()
 }
 
 async fn tell(nodes: &Nodes, table: &Table, all: &mut [Purging<'_>], command: fn(u64) -> PurgeCommand) {
@@ -102,3 +125,39 @@ const LOOK_EVERY: Duration = Duration::from_millis(150);
 
 /// Time for all nodes together.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::table::{MemberState, NodeNumber};
+
+    use super::*;
+
+    fn member(name: &str, incarnation: u64) -> Member {
+        let address = ([127, 0, 0, 1], 1).into();
+        let (number, state) = (NodeNumber(1), MemberState::Alive);
+        let name = name.to_owned();
+        Member { number, name, incarnation, peer: address, http: address, devices: 1, weight: 1, state }
+    }
+
+    fn table<const N: usize>(members: [Member; N]) -> Table {
+        Table { members: members.into(), ..Table::default() }
+    }
+
+    #[test]
+    fn nodes_that_are_lost_or_join_during_a_purge_are_named() {
+        let asked = table([member("a", 1), member("b", 1)]);
+        let now = table([member("a", 1), member("b", 2), member("c", 1)]);
+        let lost = [(Lost { member: member("d", 1), heard: 0, removed: 0 }, 9)];
+        let named = |mode, of| -> Vec<String> {
+            let shown = not_reached((&asked, &now), &lost, mode, of).into_iter();
+            shown.filter(|one| one.said.is_err()).map(|one| one.node).collect()
+        };
+        assert_eq!(
+            named(PurgeMode::Remove, None),
+            ["d", "b", "c"],
+            "one is lost, one started again, one is new"
+        );
+        assert_eq!(named(PurgeMode::Count, None), ["d"]);
+        assert_eq!(named(PurgeMode::Remove, Some("a")), [""; 0]);
+    }
+}
