@@ -28,7 +28,8 @@ use crate::output;
 /// Replace the authority while the cluster goes on, step by step
 ///
 /// Every step may be repeated. Without a step, the command shows the state and the next step. After each step, copy the files to
-/// the processes. Within half a minute, processes use them for new connections, without a restart.
+/// the processes. Within half a minute, processes use them for new connections, without a restart. On Kubernetes, pods take their
+/// files when they start: update the Secret and restart the pods after each step (the book's page "Security" has the commands).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
