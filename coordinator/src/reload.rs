@@ -22,19 +22,22 @@ pub(crate) struct Reloads(Arc<CoordinatorReloads>);
 struct CoordinatorReloads {
     /// `None`: there is no file, and each reload is refused.
     file: Option<PathBuf>,
+    /// The configuration in force, without the arguments of the command line.
     running: Mutex<Config>,
     membership: SharedMembership,
     audit: Audit,
 }
 
 impl Reloads {
+    /// Starts with the file and its content. If `file` is `None`, each reload is refused.
     pub(crate) fn new(
-        config: &Config,
-        file: Option<PathBuf>,
+        file: Option<&(ReloadTimes, Config)>,
         membership: SharedMembership,
         audit: Audit,
     ) -> Self {
-        Self(Arc::new(CoordinatorReloads { file, running: Mutex::new(config.clone()), membership, audit }))
+        let running = Mutex::new(file.map(|(_, in_file)| in_file.clone()).unwrap_or_default());
+        let file = file.map(|(times, _)| times.file().to_owned());
+        Self(Arc::new(CoordinatorReloads { file, running, membership, audit }))
     }
 
     /// Reads the file again, and changes the settings that can change. `by` names who asked for it.

@@ -185,7 +185,8 @@ pub async fn run(
     run_from(config, None, on_ready, stop).await
 }
 
-/// As [`run`], with a configuration from this file. Changes of the file count while the coordinator runs.
+/// As [`run`], with a configuration from this file. Changes of the file count while the coordinator runs. `config` may differ from
+/// the content of the file by arguments of the command line.
 ///
 /// # Errors
 /// As [`run`].
@@ -194,17 +195,17 @@ pub async fn run(
 /// As [`run`].
 pub async fn run_from(
     config: Config,
-    file: Option<PathBuf>,
+    file: Option<(PathBuf, Config)>,
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let times = file.as_deref().map(ReloadTimes::begin);
+    let file = file.map(|(path, in_file)| (ReloadTimes::begin(&path), in_file));
     match config.election.backend {
-        Backend::Embedded => serve(config, times, None::<Memory>, on_ready, stop).await,
+        Backend::Embedded => serve(config, file, None::<Memory>, on_ready, stop).await,
         #[cfg(feature = "etcd")]
         Backend::Etcd => {
             let register = Etcd::new(&config.election).map_err(|error| ServeError::Register(error.into()))?;
-            serve(config, times, Some(register), on_ready, stop).await
+            serve(config, file, Some(register), on_ready, stop).await
         }
         #[cfg(not(feature = "etcd"))]
         Backend::Etcd => Err(ServeError::NotBuilt { backend: "etcd" }),
@@ -213,7 +214,7 @@ pub async fn run_from(
             let (kubeconfig, name) = (config.election.kubeconfig.as_deref(), config.election.name.clone());
             let register = Kubernetes::new(kubeconfig, name).await;
             let register = register.map_err(|error| ServeError::Register(error.into()))?;
-            serve(config, times, Some(register), on_ready, stop).await
+            serve(config, file, Some(register), on_ready, stop).await
         }
         #[cfg(not(feature = "kubernetes"))]
         Backend::Kubernetes => Err(ServeError::NotBuilt { backend: "kubernetes" }),
@@ -238,13 +239,13 @@ pub async fn run_elected(
 
 async fn serve<R: Register + 'static>(
     config: Config,
-    times: Option<ReloadTimes>,
+    file: Option<(ReloadTimes, Config)>,
     register: Option<R>,
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let (audit, thread) = start_audit(&config)?;
-    let served = serve_noting(config, times, register, &audit, on_ready, stop).await;
+    let served = serve_noting(config, file, register, &audit, on_ready, stop).await;
     audit.end();
     if let Some(thread) = thread {
         // An error means that the thread panicked. It only has a few lines to write.
@@ -255,7 +256,7 @@ async fn serve<R: Register + 'static>(
 
 async fn serve_noting<R: Register + 'static>(
     config: Config,
-    times: Option<ReloadTimes>,
+    file: Option<(ReloadTimes, Config)>,
     register: Option<R>,
     audit: &Audit,
     on_ready: impl FnOnce(Ready),
@@ -266,8 +267,7 @@ async fn serve_noting<R: Register + 'static>(
     let (state_file, state) = StateFile::open(&config.state.path)?;
     let (patience, highest_term) = (config.membership.patience(), state.table.epoch.term);
     let membership = membership_of(register.is_some(), &patience, state, uptime);
-    let file = times.as_ref().map(|times| times.file().to_owned());
-    let reloads = Reloads::new(&config, file, membership.clone(), audit.clone());
+    let reloads = Reloads::new(file.as_ref(), membership.clone(), audit.clone());
     let metrics = Metrics::new()?;
     renew_certificate(&endpoint, &config, credentials, &metrics);
     let (publish, tables) = watch::channel(Arc::<Published>::default());
@@ -308,7 +308,7 @@ async fn serve_noting<R: Register + 'static>(
         doubts: Doubts::default(),
         warnings: RefCell::default(),
     };
-    actix_rt::spawn(reloads.watch(times));
+    actix_rt::spawn(reloads.watch(file.map(|(times, _)| times)));
     actix_rt::spawn(serve_followers(endpoint.clone(), server));
     let (peer, mut electing) = (endpoint.local_address(), None);
     if let Some(register) = register {

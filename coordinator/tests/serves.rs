@@ -152,12 +152,12 @@ impl Place {
     }
 
     /// Has an admin ask a coordinator to reload.
-    async fn reload(&self, coordinator: &Coordinator, admin: &str) {
+    async fn reload(&self, coordinator: &Coordinator, admin: &str) -> CoordinatorMessage {
         let endpoint = self.endpoint(&Identity::new(Role::Admin, admin));
         let connection = endpoint.connect(coordinator.ready.peer, Role::Coordinator, None).await.unwrap();
         let (mut send, mut receive) = connection.quic().open_bi().await.unwrap();
         write_message(&mut send, &FollowerMessage::Reload).await.unwrap();
-        read_message::<CoordinatorMessage>(&mut receive).await.unwrap().unwrap();
+        read_message(&mut receive).await.unwrap().unwrap()
     }
 
     fn node(&self, name: &str, incarnation: u64, coordinator: &Coordinator) -> Follower {
@@ -526,9 +526,12 @@ fn the_audit_log_says_who_changed_what() {
         let config = place.config_with_console();
         let file = place.file("coordinator.toml");
         std::fs::write(&file, toml::to_string(&config).unwrap()).unwrap();
-        let served = file.clone();
+        let served = Some((file.clone(), config.clone()));
+        // As `--advertise` does.
+        let election = ElectionConfig { advertise: Some("127.0.0.1".to_owned()), ..config.election.clone() };
+        let config = Config { election, ..config };
         let coordinator = Coordinator::start(move |ready, stop| {
-            actix_rt::System::new().block_on(run_from(config, Some(served), ready, stop))
+            actix_rt::System::new().block_on(run_from(config, served, ready, stop))
         });
         let (drains, drained) = watch::channel(false);
         let candidate =
@@ -543,7 +546,10 @@ fn the_audit_log_says_who_changed_what() {
 
         let text = std::fs::read_to_string(&file).unwrap();
         std::fs::write(&file, text.replace("suspect_after_ms = 300", "suspect_after_ms = 400")).unwrap();
-        place.reload(&coordinator, "me").await;
+        let CoordinatorMessage::Reloaded(reloaded) = place.reload(&coordinator, "me").await else {
+            panic!("it reloads");
+        };
+        assert_eq!(reloaded.at_restart, [""; 0], "only what changed in the file");
         std::fs::write(&file, "no configuration").unwrap();
         place.reload(&coordinator, "me").await;
 

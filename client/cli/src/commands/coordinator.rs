@@ -68,12 +68,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Some(path) => Config::read(path).context(Usage("the coordinator cannot start".into()))?,
             None => Config::default(),
         };
+        let in_file = args.config.clone().map(|path| (path, config.clone()));
         let mut config = Config { tracing: config.tracing.clone().or_from_environment(), ..config };
         if args.advertise.is_some() {
             config.election.advertise.clone_from(&args.advertise);
             config.check().context(Usage("the coordinator cannot start".into()))?;
         }
-        match Box::pin(larder_coordinator::run_from(config, args.config.clone(), announce, stop)).await {
+        match Box::pin(larder_coordinator::run_from(config, in_file, announce, stop)).await {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) if error.is_the_askers() => {
                 Err(error).context(Usage("the coordinator cannot start".into()))
