@@ -108,6 +108,11 @@ impl AdminLink {
         }
     }
 
+    /// Whether the node has closed the connection, as a node does that ends in order.
+    pub(crate) fn was_closed(&self) -> bool {
+        matches!(self.connection.quic().close_reason(), Some(quinn::ConnectionError::ApplicationClosed(_)))
+    }
+
     /// Ends the connection.
     pub(crate) async fn close(self) {
         self.endpoint.close().await;

@@ -151,7 +151,7 @@ pub(crate) async fn drain(
             Err(error) => {
                 // The node has most likely left: the coordinator knows.
                 let since = *silent_since.get_or_insert_with(now);
-                match fate(coordinator, member, known).await {
+                match fate(coordinator, member, known, last.is_over || link.was_closed()).await {
                     Some(outcome) => return Ok(Drained::new(&member.name, outcome, &last, started)),
                     None if now() - since > SILENCE => {
                         return Err(error).context(format!(
@@ -184,14 +184,25 @@ async fn renew(credentials: &Credentials, member: &NodeStatus) -> Option<AdminLi
 }
 
 /// The fate of one life of a node that does not answer. `None` while no coordinator answers that knows it.
-async fn fate(coordinator: &Coordinators, member: &NodeStatus, known: Epoch) -> Option<&'static str> {
-    fate_in(&status_of(coordinator).await.ok()?, member, known)
+async fn fate(
+    coordinator: &Coordinators,
+    member: &NodeStatus,
+    known: Epoch,
+    said_goodbye: bool,
+) -> Option<&'static str> {
+    fate_in(&status_of(coordinator).await.ok()?, member, known, said_goodbye)
 }
 
-/// The fate of one life of a node, according to a coordinator: `died` or `left`. `None` while it is a member, or if the
-/// coordinator does not lead, or if its table is older than the epoch that was known before: a coordinator that has lost its state,
-/// or that has just begun to lead, does not know its members yet.
-fn fate_in(status: &CoordinatorStatus, member: &NodeStatus, known: Epoch) -> Option<&'static str> {
+/// The fate of one life of a node, according to a coordinator: `died` or `left`. A node that came back, though it had not said that
+/// it leaves, died: its supervisor started it again. `None` while this life is a member, or if the coordinator does not lead, or if
+/// its table is older than the epoch that was known before: a coordinator that has lost its state, or that has just begun to lead,
+/// does not know its members yet.
+fn fate_in(
+    status: &CoordinatorStatus,
+    member: &NodeStatus,
+    known: Epoch,
+    said_goodbye: bool,
+) -> Option<&'static str> {
     if status.follows || epoch_of(status) < known {
         return None;
     }
@@ -199,8 +210,11 @@ fn fate_in(status: &CoordinatorStatus, member: &NodeStatus, known: Epoch) -> Opt
     if status.lost.iter().any(|lost| is_it(&lost.name, lost.incarnation)) {
         return Some("died");
     }
-    let is_member = status.nodes.iter().any(|node| is_it(&node.name, node.incarnation));
-    (!is_member).then_some("left")
+    if status.nodes.iter().any(|node| is_it(&node.name, node.incarnation)) {
+        return None;
+    }
+    let is_back = status.nodes.iter().any(|node| node.name == member.name);
+    Some(if is_back && !said_goodbye { "died" } else { "left" })
 }
 
 /// Waits until another life of the node is a ready member, and has found the chunks on its disk.
@@ -318,7 +332,7 @@ mod tests {
         let member: NodeStatus = serde_json::from_value(node.clone()).unwrap();
         let fate = |follows, epoch, nodes: &[Value], lost: &[Value]| {
             let status = serde_json::from_value(words(follows, epoch, nodes, lost)).unwrap();
-            fate_in(&status, &member, Epoch { term: 3, number: 14 })
+            fate_in(&status, &member, Epoch { term: 3, number: 14 }, false)
         };
         let here = [node];
         assert_eq!(fate(false, "3.15", &here, &[]), None, "it is a member");
@@ -328,6 +342,17 @@ mod tests {
         for epoch in ["0.0", "3.13", ""] {
             assert_eq!(fate(false, epoch, &[], &[]), None, "a coordinator without state, at {epoch}");
         }
+    }
+
+    #[test]
+    fn a_node_that_came_back_without_a_goodbye_died() {
+        let member: NodeStatus = serde_json::from_value(node(([127, 0, 0, 1], 1).into())).unwrap();
+        let mut back = node(([127, 0, 0, 1], 1).into());
+        back["incarnation"] = 8.into();
+        let status = serde_json::from_value(words(false, "3.15", &[back], &[])).unwrap();
+        let fate = |said_goodbye| fate_in(&status, &member, Epoch { term: 3, number: 14 }, said_goodbye);
+        assert_eq!(fate(false), Some("died"));
+        assert_eq!(fate(true), Some("left"), "its supervisor was quick");
     }
 
     fn credentials(authority: &Authority, identity: &Identity) -> Credentials {
