@@ -205,6 +205,8 @@ struct KnownMember {
     /// The members that it reported last.
     reported: Vec<NodeNumber>,
     rival: Option<Rival>,
+    /// Whether this life of it is to join again at another address.
+    has_moved: bool,
 }
 
 /// Another process of a member's name.
@@ -392,6 +394,11 @@ impl Membership {
         }
     }
 
+    /// Notes that a node has another address than when it joined. It may join again at once.
+    pub fn moves(&mut self, number: NodeNumber, incarnation: u64) {
+        self.current(number, incarnation).into_iter().for_each(|known| known.has_moved = true);
+    }
+
     /// Removes a node that leaves in order.
     pub fn leave(&mut self, number: NodeNumber, incarnation: u64) {
         if self.current(number, incarnation).is_some() {
@@ -565,7 +572,8 @@ impl Membership {
     ) -> Result<(), JoinRefused> {
         let known = self.numbers.get(name).and_then(|given| self.members.get_mut(&given.number));
         let Some(known) = known else { return Ok(()) };
-        if (known.member.incarnation, known.member.peer) == (incarnation, address) {
+        let is_same = known.member.peer == address || known.has_moved;
+        if known.member.incarnation == incarnation && is_same {
             return Ok(());
         }
         let patience_ms = MISSED_HEARTBEATS * self.patience.heartbeat_ms;
@@ -671,6 +679,7 @@ impl KnownMember {
             is_unreached: false,
             reported: Vec::new(),
             rival: None,
+            has_moved: false,
         }
     }
 

@@ -129,10 +129,12 @@ impl Server {
     ) {
         let connection = guest.connection();
         let name = &connection.peer().name;
-        let seen = connection.quic().remote_address().ip();
+        let seen = plain(connection.quic().remote_address().ip());
+        let mut taken = None;
         for address in [&mut join.peer, &mut join.http] {
             if address.ip().is_unspecified() {
-                address.set_ip(plain(seen));
+                address.set_ip(seen);
+                taken = Some(seen);
             }
         }
         let (incarnation, version) = (join.incarnation, connection.version());
@@ -175,7 +177,7 @@ impl Server {
             }
         };
         let brings = wants.then(TableReader::default);
-        self.listen(guest, (number, incarnation), &mut receive, &sender, brings).await;
+        self.listen(guest, (number, incarnation), taken, &mut receive, &sender, brings).await;
         drop(sender);
         if timeout(FLUSH_DEADLINE, writing).await.is_err() {
             tracing::debug!(node = name, "a node does not read its messages");
@@ -278,18 +280,30 @@ impl Server {
         })
     }
 
-    /// Takes a node's messages until its stream ends. `brings` reads the table of a node that was asked for it.
+    /// Takes a node's messages until its stream ends, or until the node has another address than `taken`, that of the table: then
+    /// it must join again. `brings` reads the table of a node that was asked for it.
     async fn listen(
         self: &Rc<Self>,
         guest: &Guest,
         (number, incarnation): (NodeNumber, u64),
+        taken: Option<IpAddr>,
         receive: &mut RecvStream,
         sender: &mpsc::Sender<CoordinatorMessage>,
         mut brings: Option<TableReader>,
     ) {
+        let connection = guest.connection();
         loop {
             let message = guest.seat().read(receive).await;
             match message.map(|asked| asked.map(|asked| asked.message)) {
+                Ok(Some(FollowerMessage::Heartbeat(_)))
+                    if taken.is_some_and(|taken| taken != plain(connection.quic().remote_address().ip())) =>
+                {
+                    tracing::info!(
+                        node = connection.peer().name,
+                        "a node has moved to another address, and joins again"
+                    );
+                    return self.membership.lock().moves(number, incarnation);
+                }
                 Ok(Some(FollowerMessage::Heartbeat(beat))) => {
                     let now = self.uptime.now();
                     let beat = self.membership.lock().heartbeat(number, incarnation, &beat, now);
@@ -314,7 +328,7 @@ impl Server {
                     let Ok(table) = reader.take(page) else { return self.metrics.rejected("malformed") };
                     if let Some(table) = table {
                         brings = None;
-                        self.adopt(&table, &guest.connection().peer().name);
+                        self.adopt(&table, &connection.peer().name);
                     }
                 }
                 Ok(Some(FollowerMessage::Rival(address))) => self.meet(number, address).await,
@@ -322,7 +336,7 @@ impl Server {
                     return;
                 }
                 Ok(Some(FollowerMessage::Drains(drains))) => {
-                    let node = &guest.connection().peer().name;
+                    let node = &connection.peer().name;
                     let did = if drains { "a node drains" } else { "a node does not drain any more" };
                     tracing::info!(node, "{did}");
                     let action = if drains { "drain" } else { "cancel_drain" };

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -28,6 +28,7 @@ use larder_protocol::v1::is_merged;
 use larder_protocol::version::Version as ProtocolVersion;
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::net::UdpSocket;
 use tokio::sync::{oneshot, watch};
 
 /// A cluster's authority and the files of its coordinator.
@@ -468,7 +469,7 @@ fn who_may_not_follow_is_turned_away_and_counted() {
     on_one_thread(async {
         let place = Place::new();
         let coordinator = place.start(None);
-        let garbage = tokio::net::UdpSocket::bind(any_port()).await.unwrap();
+        let garbage = UdpSocket::bind(any_port()).await.unwrap();
         garbage.send_to(&[0x5a; 1_200], coordinator.ready.peer).await.unwrap();
 
         let stranger = Place::new().endpoint(&Identity::new(Role::Node, "a"));
@@ -593,6 +594,61 @@ fn the_console_changes_all_nodes_only_if_there_are_any() {
             let refused = (400, "the coordinator knows no nodes\n".to_owned());
             assert_eq!(coordinator.change(change).await, refused, "{change}");
         }
+        coordinator.stop();
+    });
+}
+
+/// Passes packets between a node and the coordinator, which sees the address of one of two sockets.
+async fn relay(near: UdpSocket, far: [UdpSocket; 2], coordinator: SocketAddr, second: Arc<AtomicBool>) {
+    let (mut node, mut packet) = (any_port(), [[0; 2_048]; 3]);
+    let [from_node, from_first, from_second] = &mut packet;
+    loop {
+        let (bytes, is_from_node) = tokio::select! {
+            Ok((bytes, from)) = near.recv_from(from_node) => {
+                node = from;
+                (&from_node[..bytes], true)
+            }
+            Ok((bytes, _)) = far[0].recv_from(from_first) => (&from_first[..bytes], false),
+            Ok((bytes, _)) = far[1].recv_from(from_second) => (&from_second[..bytes], false),
+        };
+        let (through, to) = match is_from_node {
+            true => (&far[usize::from(second.load(Ordering::Relaxed))], coordinator),
+            false => (&near, node),
+        };
+        // A lost packet is sent again.
+        let _ = through.send_to(bytes, to).await;
+    }
+}
+
+#[test]
+fn a_node_whose_host_has_another_address_is_a_member_at_that_address() {
+    on_one_thread(async {
+        let place = Place::new();
+        let coordinator = place.start(None);
+        let near = UdpSocket::bind(any_port()).await.unwrap();
+        let [first, second] =
+            [[127, 0, 0, 1], [127, 0, 0, 2]].map(|ip| UdpSocket::bind((IpAddr::from(ip), 0)));
+        let (address, moved) = (near.local_addr().unwrap(), Arc::new(AtomicBool::new(false)));
+        let far = [first.await.unwrap(), second.await.unwrap()];
+        tokio::task::spawn_local(relay(near, far, coordinator.ready.peer, Arc::clone(&moved)));
+        let anywhere = ([0, 0, 0, 0], 9_441).into();
+        let facts = NodeFacts {
+            candidate: Candidate { incarnation: 1, peer: anywhere, http: anywhere, devices: 1, weight: 1 },
+            silent: Box::new(Vec::new),
+            drains: watch::channel(false).1,
+        };
+        let endpoint = place.endpoint(&Identity::new(Role::Node, "a"));
+        let mut node = Follower::start(endpoint, address, FollowAs::Node(facts));
+        let is_at = |ip: [u8; 4]| {
+            let at = SocketAddr::from((ip, 9_441));
+            move |known: &Known| known.table.members.first().is_some_and(|member| member.peer == at)
+        };
+        node.sees("itself", is_at([127, 0, 0, 1])).await;
+        moved.store(true, Ordering::Relaxed);
+        let known = node.sees("its new address", is_at([127, 0, 0, 2])).await;
+        assert_eq!((known.table.members[0].incarnation, known.refused), (1, None));
+        assert!(coordinator.get("/metrics").contains("event=\"contest\"} 0"), "it is no rival of itself");
+        node.leave().await;
         coordinator.stop();
     });
 }
