@@ -7,7 +7,8 @@
 //! - **A copy earns its place** (`earns_its_place`) in free room, and where it saves its reader more transfers than the chunk
 //!   that makes way saves.
 //! - **Copies go first** ([`copy_goes_first`]): the copy that nobody used for longest goes before a chunk that only this node
-//!   has, unless the copy saves transfers of more worth.
+//!   has, unless the copy saves transfers of more worth. If an engine computes a chunk again that another node has behind a hole in
+//!   the prompt, the other node's chunk is a copy from then on.
 //! - **A chunk that another node has read stays longer** ([`goes_before_read`]): its prompt probably goes on there, and without
 //!   this chunk the rest of the prompt is lost. The policy sees only this node's chunks and takes the chunk for the prompt's end.
 //! - **A transfer from a busy node counts more** ([`transfer_weight`]): its readers keep copies of chunks that they read often,

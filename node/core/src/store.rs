@@ -35,6 +35,7 @@ mod gather;
 mod grants;
 mod hand_out;
 mod holdings;
+mod holes;
 pub mod ids;
 mod index;
 mod journal;
@@ -125,6 +126,7 @@ pub struct Store {
     loads: loads::Loads,
     verifications: verify::Verifications,
     journal: journal::Journal,
+    holes: holes::Holes,
     disk: Option<disk::Disk>,
     object: Option<object::Objects>,
     /// The last number in use. Leases, reservations, pins and orders share one series of numbers; 0 names nothing.
@@ -155,6 +157,7 @@ impl Store {
             slab: Slab::new(limits.extents, limits.extent_bytes, &limits.most_extents()),
             tenants: Tenants::new(limits.tenant_bytes.len(), limits.policy, limits.recompute_doubles_at),
             journal: journal::Journal::default(),
+            holes: holes::Holes::default(),
             gathers: gather::Gathers::default(),
             grants: grants::Grants::default(),
             follows: follow::Follows::default(),

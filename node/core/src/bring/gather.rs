@@ -85,6 +85,7 @@ impl Core {
         let elsewhere = located.sources(ask.chain.len());
         let mut found = self.found_on(request.session, &ask, walk, &elsewhere)?;
         self.note_lookup(LookupKind::Lookup, request, &ask, (walk, located, &found));
+        self.note_hole(&ask, located, &found);
         self.find_on_device(request.session, &ask, &mut found);
         self.avoided(request.session, &ask, found.tokens);
         self.effects.push_back(Effect::Found { request, ask, found });

@@ -110,6 +110,16 @@ impl Located {
         !self.stored.is_empty() || self.holders.iter().any(|holders| !holders.is_empty())
     }
 
+    /// The positions from `from` on whose chunks other nodes have, and the first such node's actor.
+    pub(super) fn on_peers(&self, from: u32) -> impl Iterator<Item = (u32, Holder)> {
+        let first = self.positions.partition_point(|&position| position < from);
+        let behind = self.positions.iter().zip(&self.holders).skip(first);
+        behind.filter_map(|(&position, holders)| {
+            let first = holders.first().filter(|first| first.node != NodeNumber::THIS_NODE)?;
+            Some((position, *first))
+        })
+    }
+
     /// The first actor that has the chunk at a position.
     pub(super) fn first_holder(&self, position: u32) -> Option<Holder> {
         let at = self.positions.binary_search(&position).ok()?;

@@ -70,6 +70,18 @@ impl Core {
         self.note(LookupKind::Lease, request, about, (walk, located, options, chunks))
     }
 
+    /// Notes the chunks of a lookup that other nodes have and that nobody can read, since a chunk before them is nowhere.
+    pub(super) fn note_hole(&mut self, ask: &Lookup, located: &Located, found: &Found) {
+        if !located.is_anywhere() {
+            return;
+        }
+        let Some(fingerprint) = self.store.fingerprint(ask.namespace) else { return };
+        let readable = found.spans.last().map_or(0, |span| span.to);
+        for (position, holder) in located.on_peers(readable) {
+            self.store.is_behind_hole(&fingerprint, &ask.chain.hashes[position as usize], holder);
+        }
+    }
+
     fn note(
         &mut self,
         kind: LookupKind,

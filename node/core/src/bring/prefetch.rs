@@ -48,6 +48,7 @@ impl Core {
         let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
         let mut found = self.found_on(request.session, &ask, &walk, &elsewhere)?;
         let lookup = self.note_lookup(LookupKind::Prefetch, request, &ask, (&walk, located, &found));
+        self.note_hole(&ask, located, &found);
         let started = self.start((request.session, lookup), &ask, (&found, &elsewhere), located, cause);
         match &started {
             Ok(started) => self.avoided(request.session, &ask, started.tokens),

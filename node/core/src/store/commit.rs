@@ -300,7 +300,8 @@ impl Store {
             self.blocks_ready(blocks[0].0, &numbers);
         });
         for (&id, (was_held, was_cached)) in chunks.iter().zip(before).rev() {
-            self.tell(id, was_held, ChangeKind::Gained);
+            let kind = self.gained_by_computing(number, self.index.get(id).hash.short());
+            self.tell(id, was_held, kind);
             let used = self.used_now();
             let chunk = self.index.get_mut(id);
             chunk.claims -= 1;

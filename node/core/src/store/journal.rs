@@ -26,7 +26,7 @@ pub struct Change {
 pub enum ChangeKind {
     /// The chunk was computed or copied here.
     Gained,
-    /// The chunk moved here from this holder. Once the home knows, the holder may give up its copy
+    /// The chunk moved here from this holder, or was computed here again. Once the home knows, the holder may give up its copy
     /// ([`larder_protocol::peer::PeerRequest::Moved`]).
     MovedFrom(Holder),
     /// The chunk was evicted, or given up.

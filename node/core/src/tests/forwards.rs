@@ -53,6 +53,22 @@ fn in_free_room_a_copy_is_kept_and_its_holder_keeps_its_own() {
 }
 
 #[test]
+fn a_holder_of_a_chunk_behind_a_hole_hears_when_the_chunk_is_computed_again() {
+    let gained = |holders: [&[u16]; 4]| {
+        let mut w = by_worth(8);
+        w.lookup("abcd");
+        w.directory_says(&holders);
+        let Effect::Found { .. } = w.next() else { panic!("the answer") };
+        w.put("abcd");
+        // The last chunk comes first.
+        w.core.store.take_changes().into_iter().rev().map(|change| change.kind).collect::<Vec<_>>()
+    };
+    let (gained_here, moved) = (ChangeKind::Gained, ChangeKind::MovedFrom(node(3)));
+    assert_eq!(gained([&[2], &[], &[3], &[]]), [gained_here, gained_here, moved, gained_here]);
+    assert_eq!(gained([&[2], &[2], &[3], &[]]), [gained_here; 4], "all but the last can be read");
+}
+
+#[test]
 fn a_chunk_passes_until_it_is_read_far_more_often_than_what_goes_for_it() {
     let mut w = by_worth(2);
     w.put("x");

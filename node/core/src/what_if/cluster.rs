@@ -249,6 +249,7 @@ impl Cluster {
         }
         self.hear_all(node);
         let elsewhere = self.elsewhere(prompt, node, &usable);
+        self.note_hole(prompt, node, &usable, &elsewhere);
         self.bring(prompt, node, &usable, &elsewhere)
     }
 
@@ -265,6 +266,21 @@ impl Cluster {
             };
         }
         elsewhere
+    }
+
+    /// Tells a node the chunks that other nodes have behind the first chunk that is nowhere.
+    fn note_hole(&mut self, prompt: &Prompt, node: usize, chain: &Chain, elsewhere: &[Option<Source>]) {
+        let absent = self.nodes[node].absent(chain);
+        let hole = absent.iter().position(|&position| elsewhere[position as usize].is_none());
+        for &position in &absent[hole.unwrap_or(absent.len())..] {
+            let at = position as usize;
+            let others = self.directory.holders(prompt.blocks[at]) & !(1 << node);
+            if let Some(other) = directory::members(others).next()
+                && self.shape.shares
+            {
+                self.nodes[node].is_behind_hole(&chain.hashes[at], sharing::holder(other));
+            }
+        }
     }
 
     /// Saves the chunks that a request has computed.

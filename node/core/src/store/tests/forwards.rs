@@ -2,7 +2,7 @@
 
 use larder_protocol::PoolSet;
 use larder_protocol::peer::Room;
-use larder_protocol::table::NodeNumber;
+use larder_protocol::table::{Holder, NodeNumber};
 
 use super::super::{Came, Granted, PeerStoreLimits, Source, StoreLimits, Wanted};
 use super::*;
@@ -126,6 +126,38 @@ fn a_copy_that_outlived_its_original_counts_as_an_only_copy() {
 }
 
 #[test]
+fn a_chunk_behind_a_hole_moves_here_when_it_is_computed_again() {
+    let other = Holder { node: OTHER, device: 3 };
+    let mut f = by_worth(2);
+    let notes_hole = |f: &mut Fixture, word: &str| {
+        let (fingerprint, hash) = (f.fingerprint(), *f.chain(word).hashes.last().unwrap());
+        f.store.is_behind_hole(&fingerprint, &hash, other);
+    };
+    notes_hole(&mut f, "ab");
+    f.put("ab");
+    let gained = |f: &mut Fixture| -> Vec<ChangeKind> {
+        f.store
+            .take_changes()
+            .into_iter()
+            .map(|change| change.kind)
+            .filter(|&kind| kind != ChangeKind::Lost)
+            .collect()
+    };
+    assert_eq!(gained(&mut f), [ChangeKind::MovedFrom(other), ChangeKind::Gained], "the last comes first");
+    f.put("cd");
+    f.put("ab");
+    assert!(gained(&mut f).iter().all(|&kind| kind == ChangeKind::Gained), "its holder was told once");
+    let mut f = store(2, 16, PlacementRule::Reads);
+    notes_hole(&mut f, "a");
+    f.put("a");
+    assert_eq!(
+        gained(&mut f),
+        [ChangeKind::Gained],
+        "by this rule, other nodes would lose a chunk that they read"
+    );
+}
+
+#[test]
 fn an_evicted_only_copy_is_offered_and_stays_until_the_other_node_has_it() {
     let mut f = by_worth(2);
     f.put("a");
@@ -244,7 +276,7 @@ fn an_offered_chunk_is_taken_where_it_is_worth_its_place_and_is_not_forwarded_ag
     let wanted = f.store.take_in(&fingerprint, chunk, worth).unwrap();
     assert_eq!((wanted.from, f.store.take_in(&fingerprint, chunk, worth)), (Source::Peer, None));
     assert!(f.store.is_awaited(wanted.fetch), "the node itself waits for it");
-    let from = larder_protocol::table::Holder { node: OTHER, device: 0 };
+    let from = Holder { node: OTHER, device: 0 };
     f.store.fetched(wanted.fetch, Some(came()), Some(ChangeKind::MovedFrom(from)));
     assert_eq!((f.found("a"), f.store.forwards().taken_in), (1, 1));
     f.passes(1_000);

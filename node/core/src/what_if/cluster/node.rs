@@ -193,6 +193,11 @@ impl Node {
         self.store.fetched(wanted.fetch, Some(came), kept);
     }
 
+    /// Notes that another node has a chunk behind a chunk that is nowhere.
+    pub(super) fn is_behind_hole(&mut self, hash: &ChunkHash, holder: Holder) {
+        self.store.is_behind_hole(&self.fingerprint, hash, holder);
+    }
+
     /// Notes that other nodes keep a chunk from now on.
     pub(super) fn gives_up(&mut self, hash: &ChunkHash) {
         match self.store.placement() {

@@ -140,7 +140,7 @@ fn number(node: usize) -> NodeNumber {
     NodeNumber(node as u16)
 }
 
-fn holder(node: usize) -> Holder {
+pub(super) fn holder(node: usize) -> Holder {
     Holder { node: number(node), device: 0 }
 }
 
