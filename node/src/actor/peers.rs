@@ -251,9 +251,10 @@ impl GpuActor {
         let AskBlocks { fingerprint, hashes, block_bytes, class, trace } = ask;
         let (block_bytes, cause): (Arc<[u64]>, _) = (block_bytes.into(), cause_of(&trace));
         let (mut grants, mut coming) = (Vec::with_capacity(hashes.len()), Vec::new());
-        for (at, hash) in hashes.into_iter().enumerate() {
-            let now = self.hands.clock.elapsed();
-            let granted = match self.core.offer(now, (fingerprint, hash), &block_bytes, class, &cause) {
+        let now = self.hands.clock.elapsed();
+        let offers = self.core.offer(now, (fingerprint, &hashes), &block_bytes, class, &cause);
+        for (at, offer) in offers.into_iter().enumerate() {
+            let granted = match offer {
                 Offer::Now(granted) => granted,
                 Offer::Later(recall) => {
                     let (answer, grant) = oneshot::channel();

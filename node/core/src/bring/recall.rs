@@ -34,20 +34,31 @@ pub enum Offer {
 }
 
 impl Core {
-    /// Grants a chunk to a peer whose blocks of the chunk have these sizes.
+    /// Grants chunks of a prompt, first to last, to a peer whose blocks of the chunks have these sizes.
     pub fn offer(
         &mut self,
         now: Duration,
+        (fingerprint, hashes): (Fingerprint, &[ChunkHash]),
+        block_bytes: &Arc<[u64]>,
+        class: Class,
+        cause: &Cause,
+    ) -> Vec<Offer> {
+        self.now = self.now.max(now);
+        let granted = self.store.grant_all(&fingerprint, hashes, block_bytes);
+        let mut offer = |(&hash, granted)| match granted {
+            Granted::OnDisk => self.offer_from_disk((fingerprint, hash), block_bytes, class, cause),
+            granted => Offer::Now(granted),
+        };
+        hashes.iter().zip(granted).map(&mut offer).collect()
+    }
+
+    fn offer_from_disk(
+        &mut self,
         (fingerprint, hash): (Fingerprint, ChunkHash),
         block_bytes: &Arc<[u64]>,
         class: Class,
         cause: &Cause,
     ) -> Offer {
-        self.now = self.now.max(now);
-        match self.store.grant(&fingerprint, &hash, block_bytes) {
-            Granted::OnDisk => {}
-            granted => return Offer::Now(granted),
-        }
         if self.bring.sources.disk.is_none() {
             return Offer::Now(Granted::Busy);
         }

@@ -278,18 +278,16 @@ impl Store {
         let steps = self.claim_run(number, chain, (from, found), elsewhere);
         open.hashes = chain.hashes[..from + steps.len()].into();
         let mut wanted = Vec::new();
+        let mut cut = None;
         for (at, &step) in steps.iter().enumerate() {
             let position = from + at;
             let chunk = match step {
-                ChunkStep::Here(chunk) => {
-                    self.count_use(chunk);
-                    chunk
-                }
-                ChunkStep::Coming(chunk) => chunk,
+                ChunkStep::Here(chunk) | ChunkStep::Coming(chunk) => chunk,
                 ChunkStep::Fetch(source) => {
                     let Some(chunk) = self.start_fetch(number, chain.chunk(position), source) else {
                         self.unclaim(&steps[at..].iter().filter_map(ChunkStep::claimed).collect::<Vec<_>>());
-                        return (wanted, Some(self.why_cut(number, source)));
+                        cut = Some(self.why_cut(number, source));
+                        break;
                     };
                     self.change(chunk, |chunk| chunk.claims += 1);
                     wanted.push(self.wanted(number, chunk, position as u32, source));
@@ -302,7 +300,13 @@ impl Store {
             }
             open.chunks.push(chunk);
         }
-        (wanted, None)
+        // The policy hears of a prompt's uses from last to first.
+        for step in steps[..open.chunks.len() - from].iter().rev() {
+            if let ChunkStep::Here(chunk) = *step {
+                self.count_use(chunk);
+            }
+        }
+        (wanted, cut)
     }
 
     /// Claims the chunks of a run from a position on that are here or on their way, and returns the step for each chunk. Room is

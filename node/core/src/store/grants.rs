@@ -65,6 +65,33 @@ impl Grants {
 impl Store {
     /// Keeps a complete chunk from reuse, for another node with the same block sizes. This counts as a use.
     pub fn grant(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash, block_bytes: &[u64]) -> Granted {
+        let granted = self.grant_all(fingerprint, std::slice::from_ref(hash), block_bytes).pop();
+        granted.unwrap_or(Granted::NotHeld)
+    }
+
+    /// As [`Store::grant`], for chunks of a prompt, first to last.
+    pub fn grant_all(
+        &mut self,
+        fingerprint: &Fingerprint,
+        hashes: &[ChunkHash],
+        block_bytes: &[u64],
+    ) -> Vec<Granted> {
+        let mut granted: Vec<Granted> =
+            hashes.iter().map(|hash| self.grant_one(fingerprint, hash, block_bytes)).collect();
+        // The policy hears of a prompt's uses from last to first.
+        for granted in granted.iter_mut().rev() {
+            if let Granted::Held { grant, reads, .. } = granted
+                && let Some(&id) = self.grants.open.get(grant)
+            {
+                self.count_use(id);
+                *reads = self.index.get(id).reads.into();
+            }
+        }
+        granted
+    }
+
+    /// Keeps a chunk from reuse; its use is not counted yet.
+    fn grant_one(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash, block_bytes: &[u64]) -> Granted {
         let Some(namespace) = self.namespaces.of(fingerprint) else { return Granted::NotHeld };
         let Some(id) = self.index.find(namespace, hash) else { return Granted::NotHeld };
         if !self.may_leave(&Named { id, namespace, hash: *hash }) {
@@ -95,7 +122,7 @@ impl Store {
             let place = Place { extent: slot.extent, offset: self.slab.offset(*slot) };
             blocks.push(GrantedBlock { place, bytes: pool.spec.block_bytes(), checksum: checksums.whole });
         }
-        self.use_chunks(&[id]);
+        self.change(id, |chunk| chunk.claims += 1);
         let reads = self.index.get(id).reads.into();
         let grant = self.next_number();
         if self.placement() == PlacementRule::Worth {

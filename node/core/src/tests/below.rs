@@ -174,12 +174,19 @@ fn a_chunk_that_its_peers_did_not_give_is_asked_of_the_object_store() {
     assert!(w.is_at_rest());
 }
 
+impl World {
+    /// Grants a chunk to a peer.
+    fn grants(&mut self, word: &str, class: Class) -> Offer {
+        let (names, sizes) = ((self.fingerprint, &[name(word)][..]), Arc::from([BLOCK]));
+        self.core.offer(self.now, names, &sizes, class, &Cause::default()).remove(0)
+    }
+}
+
 #[test]
 fn two_peers_that_want_a_chunk_from_disk_have_it_read_once() {
     let mut w = World::new(Sources { object: None, ..BELOW });
     w.on_disk("a");
-    let (chunk, sizes): (_, Arc<[u64]>) = ((w.fingerprint, name("a")), [BLOCK].into());
-    let offer = |w: &mut World| w.core.offer(w.now, chunk, &sizes, Class::Decode, &Cause::default());
+    let offer = |w: &mut World| w.grants("a", Class::Decode);
     let (Offer::Later(one), Offer::Later(other)) = (offer(&mut w), offer(&mut w)) else {
         panic!("it is on disk")
     };
@@ -201,9 +208,7 @@ fn two_peers_that_want_a_chunk_from_disk_have_it_read_once() {
 fn a_peer_hears_of_a_chunk_that_the_disk_lost() {
     let mut w = World::new(Sources { object: None, ..BELOW });
     w.on_disk("a");
-    let sizes: Arc<[u64]> = [BLOCK].into();
-    let offer = w.core.offer(w.now, (w.fingerprint, name("a")), &sizes, Class::Prefetch, &Cause::default());
-    assert!(matches!(offer, Offer::Later(_)));
+    assert!(matches!(w.grants("a", Class::Prefetch), Offer::Later(_)));
     let (read, _) = w.read();
     w.tell(Event::ReadEnded { read, answer: ReadAnswer::Missing });
     assert!(matches!(w.next(), Effect::Granted { granted: Granted::NotHeld, .. }));
@@ -280,10 +285,8 @@ fn chunks_behind_a_hole_in_the_object_store_are_found_only_in_a_flat_namespace()
 fn a_chunk_that_another_nodes_engine_waits_for_is_read_before_what_is_prefetched() {
     let mut w = World::new(Sources { object: None, ..BELOW });
     w.on_disk("abc");
-    let sizes: Arc<[u64]> = [BLOCK].into();
     let offer = |w: &mut World, word, class| {
-        let offer = w.core.offer(w.now, (w.fingerprint, name(word)), &sizes, class, &Cause::default());
-        assert!(matches!(offer, Offer::Later(_)));
+        assert!(matches!(w.grants(word, class), Offer::Later(_)));
     };
     offer(&mut w, "a", Class::Prefetch);
     let (read, _) = w.read();

@@ -491,11 +491,11 @@ impl History {
         let tenant = self.random.u16(..2);
         let (space, chain) = self.prompt(tenant);
         let hash = chain.hashes[chain.len() - 1];
-        let (name, sizes) = ((space.fingerprint, hash), [space.block_bytes].into());
-        if let crate::Offer::Now(granted) =
-            self.core.offer(self.now, name, &sizes, Class::Decode, &Cause::default())
-        {
-            self.granted(granted);
+        let (names, sizes) = ((space.fingerprint, &[hash][..]), [space.block_bytes].into());
+        for offer in self.core.offer(self.now, names, &sizes, Class::Decode, &Cause::default()) {
+            if let crate::Offer::Now(granted) = offer {
+                self.granted(granted);
+            }
         }
         self.perform();
     }

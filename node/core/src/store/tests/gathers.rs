@@ -219,6 +219,30 @@ fn what_a_peer_is_being_sent_is_not_evicted_and_counts_as_read() {
 }
 
 #[test]
+fn of_a_prompt_that_a_peer_or_a_lease_with_fetched_chunks_read_the_last_chunk_goes_first() {
+    for is_peer in [true, false] {
+        let mut f = shared(16, 3, 8);
+        f.put("abc");
+        let fingerprint = f.fingerprint();
+        // Without the chunk between them, the first and the last are not bound to each other.
+        f.store.give_up(&fingerprint, &[name("ab")]);
+        if is_peer {
+            for granted in f.store.grant_all(&fingerprint, &[name("a"), name("abc")], &[BLOCK]) {
+                let Granted::Held { grant, reads: 1, .. } = granted else { panic!("{granted:?}") };
+                f.store.end_grant(grant);
+            }
+        } else {
+            let gathered = f.gather("abc", &[None, PEER, None]);
+            f.come(&gathered, None);
+            let leased = f.store.finish_gather(gathered.gather).unwrap();
+            f.store.release(f.session, leased.lease).unwrap();
+        }
+        ["x", "y"].iter().for_each(|word| f.put(word));
+        assert_eq!((f.found("a"), f.grant("abc")), (1, Granted::NotHeld));
+    }
+}
+
+#[test]
 fn a_peer_with_other_block_sizes_gets_nothing_and_too_many_are_told_to_wait() {
     let mut f = shared(8, 8, 8);
     f.put("abc");

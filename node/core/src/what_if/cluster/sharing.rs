@@ -46,7 +46,8 @@ impl Cluster {
             }
         }
         for (first, chunks) in by_holder {
-            for (wanted, others, copies) in chunks {
+            // The holder counts the uses of a prompt's chunks from last to first.
+            for (wanted, others, copies) in chunks.into_iter().rev() {
                 let asked = std::iter::once(first).chain(others);
                 let sent = self.fetch(node, &wanted, asked, copies);
                 hits.from_peers += u64::from(sent.is_some());
