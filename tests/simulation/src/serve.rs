@@ -253,10 +253,12 @@ impl World {
         let number = self.next_number();
         let (fingerprint, hashes, class) = (ask.fingerprint, ask.hashes.clone(), ask.class);
         let mut grants = Vec::new();
-        for (position, hash) in hashes.into_iter().enumerate() {
+        let Some(actor) = self.actor(at) else { return };
+        let cause = larder_core::cause::Cause::default();
+        let offers = actor.core.offer(now, (fingerprint, &hashes), &sizes, class, &cause);
+        for (position, (hash, offer)) in hashes.into_iter().zip(offers).enumerate() {
             let Some(actor) = self.actor(at) else { return };
-            let cause = larder_core::cause::Cause::default();
-            match actor.core.offer(now, (fingerprint, hash), &sizes, class, &cause) {
+            match offer {
                 Offer::Now(granted) => {
                     let given = self.given(at, fingerprint, hash, granted);
                     grants.push(Some(given));
