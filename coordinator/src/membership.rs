@@ -56,7 +56,8 @@ pub struct DurableState {
     /// The numbers that were given out, by node name. Nodes that left come before the members; among them, the node that left
     /// first comes first.
     pub numbers: Vec<(String, NodeNumber)>,
-    /// The members that were removed after silence and did not come back. No part of the archive: files of earlier versions lack it.
+    /// The members that were removed after silence and did not come back. No part of the archive: files of earlier versions lack
+    /// it.
     #[rkyv(with = rkyv::with::Skip)]
     pub lost: Vec<Lost>,
 }

@@ -181,8 +181,8 @@ impl Metrics {
 /// The metrics of a node, shared by its threads.
 pub type SharedMetrics = Arc<Metrics>;
 
-/// Maximum number of connections to the HTTP endpoint. Each takes two descriptors, and engines need the others: strangers may have a
-/// quarter of them.
+/// Maximum number of connections to the HTTP endpoint. Each takes two descriptors, and engines need the others: strangers may have
+/// a quarter of them.
 fn most_http_connections() -> usize {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(files / 8).unwrap_or(usize::MAX).clamp(8, 512)

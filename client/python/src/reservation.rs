@@ -279,8 +279,8 @@ impl StagedChunk {
         Self::fill(py, [self], data.len(), |_, staged| data.copy_to(0..data.len(), staged, block, offset))
     }
 
-    /// Copies `sources` to block `block` of `staged` chunks, one source to each: contiguous buffers of exactly the block's size. The
-    /// session's `copy_threads` share large copies. Other threads run meanwhile; none may change the sources.
+    /// Copies `sources` to block `block` of `staged` chunks, one source to each: contiguous buffers of exactly the block's size.
+    /// The session's `copy_threads` share large copies. Other threads run meanwhile; none may change the sources.
     #[staticmethod]
     #[pyo3(signature = (staged, sources, *, block = 0))]
     fn copy_all(

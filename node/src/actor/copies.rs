@@ -57,8 +57,8 @@ impl GpuActor {
         }))
     }
 
-    /// Orders new memory for an extent, one at a time: the memory of an extent takes as long as some hundred copies. The others wait,
-    /// also if the copy pool has no room.
+    /// Orders new memory for an extent, one at a time: the memory of an extent takes as long as some hundred copies. The others
+    /// wait, also if the copy pool has no room.
     pub(super) fn renew_extents(&mut self, ctx: &mut Context<Self>) {
         if self.is_renewing {
             return;

@@ -1,9 +1,9 @@
 //! The end of a connection, away from the threads that serve others.
 //!
-//! Closing a descriptor may block for as long as its maker wishes: a TCP socket that lingers over bytes that nobody reads, a file of a
-//! FUSE server that does not answer. An engine can send such descriptors to the node, and the kernel closes those that the node never
-//! received together with the connection's socket. So the last descriptor of each connection, and all descriptors that the node has no
-//! use for, are closed on a thread of their own.
+//! Closing a descriptor may block for as long as its maker wishes: a TCP socket that lingers over bytes that nobody reads, a file
+//! of a FUSE server that does not answer. An engine can send such descriptors to the node, and the kernel closes those that the
+//! node never received together with the connection's socket. So the last descriptor of each connection, and all descriptors that
+//! the node has no use for, are closed on a thread of their own.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

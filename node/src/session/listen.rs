@@ -160,8 +160,8 @@ async fn accept(host: Host, socket: UnixListener, settings: SessionSettings) {
     }
 }
 
-/// Connections of a tenant beside its sessions: those that have not said hello, and those that are being closed. If closing hangs for
-/// so many, the tenant's further connections wait.
+/// Connections of a tenant beside its sessions: those that have not said hello, and those that are being closed. If closing hangs
+/// for so many, the tenant's further connections wait.
 const MOST_OTHERS: usize = 256;
 
 /// The pause after a failed accept (no descriptor left), so that the loop does not spin.

@@ -180,7 +180,7 @@ fn lingering() -> (OwnedFd, TcpStream) {
     let (unread, _) = listener.accept().unwrap();
     sender.set_nonblocking(true).unwrap();
     while sender.write(&[0; 1 << 16]).is_ok() {}
-    set_socket_linger(&sender, Some(Duration::from_hours(24))).unwrap();
+    set_socket_linger(&sender, Some(Duration::from_secs(86_400))).unwrap();
     (sender.into(), unread)
 }
 

@@ -128,8 +128,8 @@ async fn limits(file: Option<&Path>, record: Option<&Path>) -> anyhow::Result<(L
     Ok((limits, reloadable))
 }
 
-/// Tries again for a while if other processes have the memory of the arenas: engines keep the memory of the node's life before until
-/// they notice its end.
+/// Tries again for a while if other processes have the memory of the arenas: engines keep the memory of the node's life before
+/// until they notice its end.
 async fn when_memory_is_available<T>(mut attempt: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let deadline = Instant::now() + MEMORY_WAIT;
     let mut is_told = false;

@@ -230,8 +230,8 @@ impl Store {
         next.is_some()
     }
 
-    /// Forgets the tenant's namespace that no session has registered for the longest time, and its chunks, so that a new model finds
-    /// room. Returns false if sessions use all, or each has too many chunks to go at once.
+    /// Forgets the tenant's namespace that no session has registered for the longest time, and its chunks, so that a new model
+    /// finds room. Returns false if sessions use all, or each has too many chunks to go at once.
     pub(super) fn forget_oldest_namespace(&mut self, tenant: TenantId) -> bool {
         let may_go = |(_, known): &(NamespaceId, &Namespace)| {
             let is_unused = known.tenant == tenant && known.sessions == 0 && !known.is_gone;
