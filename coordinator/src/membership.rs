@@ -369,7 +369,10 @@ impl Membership {
     /// Changes the patience from now on. Members keep the heartbeat that they were told. Lost members that need not be remembered
     /// any more are forgotten for good.
     pub fn change_patience(&mut self, patience: Patience) {
+        let lost = self.lost.all().len();
         self.lost.add(std::iter::empty(), self.last_tick, patience.remember_lost_ms);
+        // The state file follows with the next table.
+        self.is_changed |= self.lost.all().len() < lost;
         self.patience = patience;
         self.judge_at = 0;
     }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use actix::Addr;
+use actix_rt::task::JoinHandle;
 use larder_core::Event;
 use larder_core::store::ids::{ProcessId, TenantId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -45,6 +46,8 @@ struct Process {
     tenant: TenantId,
     pidfd: Arc<OwnedFd>,
     sessions: Arc<AtomicU32>,
+    /// Waits for its exit.
+    watch: JoinHandle<()>,
     /// Whether it may have the node's memory: it had a session, or nothing tells it from processes that had one.
     is_counted: Arc<AtomicBool>,
     gone: watch::Sender<bool>,
@@ -95,6 +98,7 @@ impl Processes {
         if let Some(id) = same.filter(alive) {
             return Ok(known.processes[&id].member(id));
         }
+        known.forget_strangers(tenant);
         let lingers = |process: &&Process| {
             process.tenant == tenant
                 && process.is_counted.load(Ordering::Acquire)
@@ -108,12 +112,12 @@ impl Processes {
         let exit = Exit::of(Arc::clone(&pidfd)).map_err(EnterError::Watch)?;
         known.last += 1;
         let id = ProcessId(known.last);
-        actix_rt::spawn(self.clone().wait_for_exit(id, exit));
+        let watch = actix_rt::spawn(self.clone().wait_for_exit(id, exit));
         let is_counted = Arc::new(AtomicBool::new(peer.identity.is_none()));
         if let Some(identity) = peer.identity {
             known.by_identity.insert((tenant, identity), id);
         }
-        let process = Process { tenant, pidfd, sessions: Arc::default(), is_counted, gone };
+        let process = Process { tenant, pidfd, sessions: Arc::default(), watch, is_counted, gone };
         let member = process.member(id);
         known.processes.insert(id, process);
         Ok(member)
@@ -138,6 +142,22 @@ impl Processes {
                 tracing::debug!(process = id.0, "an actor has stopped before a process was gone");
             }
         }
+    }
+}
+
+impl KnownProcesses {
+    /// Forgets the processes of a tenant that got no session when they asked for one: they have no memory of the node.
+    fn forget_strangers(&mut self, tenant: TenantId) {
+        let is_stranger = |process: &Process| {
+            process.tenant == tenant
+                && !process.is_counted.load(Ordering::Acquire)
+                && process.sessions.load(Ordering::Acquire) == 0
+        };
+        for (_, stranger) in self.processes.extract_if(|_, process| is_stranger(process)) {
+            stranger.watch.abort();
+        }
+        let Self { processes, by_identity, .. } = self;
+        by_identity.retain(|_, id| processes.contains_key(id));
     }
 }
 

@@ -69,6 +69,8 @@ pub(crate) struct Bring {
     waiting: HashMap<u64, Waiting>,
     /// Gathers that found no room beside other chunks on their way, in the order in which they try again.
     crowded_out: VecDeque<u64>,
+    /// Whether chunks on their way have ended since these gathers tried.
+    has_left_room: bool,
     pub(crate) reads: HashMap<ReadId, Read>,
     disk: Option<Reads>,
     object: Option<Reads>,
@@ -121,6 +123,7 @@ impl Bring {
             questions: HashMap::new(),
             waiting: HashMap::new(),
             crowded_out: VecDeque::new(),
+            has_left_room: false,
             reads: HashMap::new(),
             disk: sources.disk.map(|_| Reads::new(Below::Disk)),
             object: sources.object.map(|_| Reads::new(Below::Object)),

@@ -201,6 +201,7 @@ impl Core {
             Event::Tick => self.tick(),
             Event::Alarm => {}
         }
+        self.use_left_room();
         self.order_busy_again();
         self.go_on_draining();
         self.give_up_again();

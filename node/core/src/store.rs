@@ -155,7 +155,13 @@ impl Store {
     pub fn new(limits: StoreLimits) -> Self {
         Self {
             slab: Slab::new(limits.extents, limits.extent_bytes, &limits.most_extents()),
-            tenants: Tenants::new(limits.tenant_bytes.len(), limits.policy, limits.recompute_doubles_at),
+            tenants: {
+                let count = limits.tenant_bytes.len();
+                let mut tenants = Tenants::new(count, limits.policy, limits.recompute_doubles_at);
+                tenants.serve(&limits.tenant_bytes);
+                tenants.forget_left();
+                tenants
+            },
             journal: journal::Journal::default(),
             holes: holes::Holes::default(),
             gathers: gather::Gathers::default(),
@@ -230,7 +236,7 @@ impl Store {
         let too_many = Refused::TooManyNamespaces { most };
         let about = (tenant, tenant_name);
         let number = match self.namespaces.enter(about, spec, &classes, most) {
-            None if self.forget_oldest_namespace(tenant) => {
+            None if registered < MAX_SESSION_NAMESPACES && self.forget_oldest_namespace(tenant) => {
                 self.namespaces.enter(about, spec, &classes, most)
             }
             entered => entered,

@@ -4,7 +4,9 @@
 //! between leaves `NAME#1`: nobody sees this file, and it takes room for ever. A node may be writing such a file at this moment. So
 //! only a file that nobody has changed for [`LEFT_FOR`] is removed, by the file system's own clock.
 
+use std::collections::hash_map::RandomState;
 use std::fs::{self, DirEntry};
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,7 +43,8 @@ pub(super) fn remove(folder: &Path, stops: &AtomicBool) -> io::Result<usize> {
 
 /// The time by the file system's clock, which may differ from this machine's.
 fn time_there(folder: &Path) -> io::Result<SystemTime> {
-    let path = folder.join(CLOCK);
+    // Other nodes look for half uploads in the same folder.
+    let path = folder.join(format!("{CLOCK}{}", RandomState::new().build_hasher().finish()));
     let mut file = private::options().write(true).create(true).truncate(true).open(&path)?;
     file.write_all(b"now")?;
     let now = file.metadata()?.modified();
@@ -68,5 +71,5 @@ pub(super) const LEFT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 /// Folders of namespaces, and folders of the first digits of hashes, are below the folder of all objects.
 const DEPTH: usize = 2;
 
-/// A file whose time of change tells the time. Uploads have higher numbers.
+/// The beginning of the name of a file whose time of change tells the time. If a node crashes beside it, it is a half upload.
 const CLOCK: &str = "probe#0";

@@ -466,7 +466,7 @@ impl Core {
         self.end_recalls(id);
         self.end_takes(id);
         self.gathers_are_ready(&ready);
-        self.room_was_left();
+        self.bring.has_left_room = true;
     }
 }
 

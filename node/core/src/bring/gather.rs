@@ -20,6 +20,7 @@
 //! [`Store::gather_more`]: crate::store::Store::gather_more
 //! [`Store::finish_gather`]: crate::store::Store::finish_gather
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lease, Lookup};
 
 use super::locate::{LocatePurpose, Located};
-use super::{Fetch, Rest, Waiting};
+use super::{Bring, Fetch, Rest, Waiting};
 use crate::Core;
 use crate::cause::Cause;
 use crate::directory::Holders;
@@ -253,19 +254,26 @@ impl Core {
         goes_on
     }
 
-    /// Goes on with the gather that has waited longest for the room of chunks on their way, now that one of them has ended. When
+    /// Goes on with the gathers that have waited longest for the room of chunks on their way, if some of these have ended. When
     /// none is left, all such gathers go on or end.
-    pub(super) fn room_was_left(&mut self) {
-        for _ in 0..self.bring.crowded_out.len() {
-            let Some(gather) = self.bring.crowded_out.pop_front() else { return };
-            // Others were answered meanwhile, or nobody wants them any more.
+    pub(crate) fn use_left_room(&mut self) {
+        if !std::mem::take(&mut self.bring.has_left_room) {
+            return;
+        }
+        let (mut tries, mut still) = (0, VecDeque::new());
+        while (tries < CROWDED_TRIES || !self.store.is_bringing())
+            && let Some(gather) = self.bring.crowded_out.pop_front()
+        {
+            // Some were answered meanwhile, or nobody wants them any more.
             if self.bring.waiting.contains_key(&gather) {
                 self.gathers_are_ready(&[gather]);
-                if self.store.is_bringing() {
-                    return;
+                if self.bring.crowded_out.back() == Some(&gather) {
+                    still.extend(self.bring.crowded_out.pop_back());
                 }
+                tries += 1;
             }
         }
+        still.into_iter().rev().for_each(|gather| self.bring.crowded_out.push_front(gather));
     }
 
     /// Answers late leases with the chunks that are here. The others may still come.
@@ -302,9 +310,16 @@ impl Core {
     /// Forgets the requests of a session: nobody waits for them any more.
     pub(crate) fn forget_waiting_of(&mut self, session: SessionId) {
         self.bring.waiting.retain(|_, waiting| waiting.session != session);
+        self.forget_crowded();
         self.bring.questions.retain(|_, question| question.session() != Some(session));
         self.origins.retain(|request, _| request.session != session);
         self.forget_followers_of(session);
+    }
+
+    /// Forgets the gathers that nobody waits for among those that wait for room.
+    pub(super) fn forget_crowded(&mut self) {
+        let Bring { crowded_out, waiting, .. } = &mut self.bring;
+        crowded_out.retain(|gather| waiting.contains_key(gather));
     }
 
     /// Stops transfers that nobody waits for.
@@ -359,3 +374,6 @@ pub(super) fn read_cause(cause: &Cause, tier: Below, wanted: &[Wanted]) -> Cause
     read.count("larder.bytes", from_there().flat_map(|wanted| &wanted.blocks).map(|block| block.bytes).sum());
     read
 }
+
+/// The most gathers that try again when room was left: each walks its whole chain.
+const CROWDED_TRIES: usize = 4;

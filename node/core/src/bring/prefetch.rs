@@ -141,6 +141,7 @@ impl Core {
             && let Some(Waiting { request, .. }) = self.bring.waiting.remove(&ticket)
         {
             self.store.cancel_gather(session, ticket);
+            self.forget_crowded();
             if let Some(request) = request {
                 self.refuse(request, Err(Refused::Unknown { what: "ticket", number: ticket }));
             }

@@ -300,7 +300,11 @@ impl Store {
             self.blocks_ready(blocks[0].0, &numbers);
         });
         for (&id, (was_held, was_cached)) in chunks.iter().zip(before).rev() {
-            let kind = self.gained_by_computing(number, self.index.get(id).hash.short());
+            let is_gained = !was_held && is_held(self.index.get(id));
+            let kind = match is_gained {
+                true => self.gained_by_computing(number, self.index.get(id).hash.short()),
+                false => ChangeKind::Gained,
+            };
             self.tell(id, was_held, kind);
             let used = self.used_now();
             let chunk = self.index.get_mut(id);

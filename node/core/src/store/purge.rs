@@ -4,7 +4,7 @@
 //! when its last reader has let go. Chunks that engines had reserved before are not kept when they are committed; chunks that are
 //! on their way here are dropped. Until a purge ends, no chunk of its namespaces is brought from elsewhere.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use larder_protocol::purge::{NamespaceName, PurgeCounts, PurgeMode, PurgeScope};
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
@@ -176,7 +176,7 @@ impl Store {
         let mut removed = 0;
         if mode == PurgeMode::Remove {
             removed = found.len() as u64;
-            self.remove_all(&found);
+            self.remove_all(&found, EvictionRule::Purged);
         }
         PurgedPage { counts, removed, next }
     }
@@ -195,7 +195,7 @@ impl Store {
         self.limits.tenant_bytes = bytes.to_vec();
         self.slab.bound_tenants(&self.limits.most_extents());
         self.tenants.are(bytes.len());
-        self.tenants.serve(|tenant| bytes.get(usize::from(tenant.0)) != Some(&0));
+        self.tenants.serve(bytes);
         for &tenant in &leaving {
             self.end_pins_of_tenant(tenant);
             self.namespaces.leave(tenant);
@@ -222,7 +222,7 @@ impl Store {
         let Some(from) = self.purges.leaving_from else { return false };
         let (found, next) = self.page_of(from, |number| self.namespaces.get(number).is_gone);
         let found: Vec<ChunkId> = found.into_iter().filter(|&id| self.is_to_purge(id)).collect();
-        self.remove_all(&found);
+        self.remove_all(&found, EvictionRule::Purged);
         self.purges.leaving_from = next;
         if next.is_none() {
             self.tenants.forget_left();
@@ -231,18 +231,30 @@ impl Store {
     }
 
     /// Forgets the tenant's namespace that no session has registered for the longest time, and its chunks, so that a new model
-    /// finds room. Returns false if sessions use all, or each has too many chunks to go at once.
+    /// finds room. Returns false if sessions use all, or each has a chunk that somebody holds, or too many to go at once.
     pub(super) fn forget_oldest_namespace(&mut self, tenant: TenantId) -> bool {
         let may_go = |(_, known): &(NamespaceId, &Namespace)| {
             let is_unused = known.tenant == tenant && known.sessions == 0 && !known.is_gone;
             is_unused && (1..=PAGE_CHUNKS as u32).contains(&known.chunks)
         };
-        let oldest = self.namespaces.iter().filter(may_go).min_by_key(|(_, known)| known.last_use);
-        let Some((oldest, _)) = oldest else { return false };
-        let chunks = self.index.iter_from(0).filter(|(.., chunk)| chunk.namespace == oldest);
-        let chunks: Vec<ChunkId> = chunks.map(|(_, id, _)| id).collect();
-        let chunks: Vec<ChunkId> = chunks.into_iter().filter(|&id| self.is_to_purge(id)).collect();
-        self.remove_all(&chunks);
+        let mut idle: Vec<(u64, NamespaceId)> =
+            self.namespaces.iter().filter(may_go).map(|(number, known)| (known.last_use, number)).collect();
+        idle.sort_unstable();
+        idle.truncate(MOST_LOOKED_AT);
+        let mut chunks: HashMap<NamespaceId, Vec<ChunkId>> = HashMap::new();
+        for (_, id, chunk) in self.index.iter_from(0) {
+            if idle.iter().any(|&(_, number)| number == chunk.namespace) {
+                chunks.entry(chunk.namespace).or_default().push(id);
+            }
+        }
+        let is_free = |&id: &ChunkId| {
+            let chunk = self.index.get(id);
+            chunk.claims == 0 && chunk.pins == 0 && !self.is_written(id)
+        };
+        let is_free =
+            |(_, number): &(u64, NamespaceId)| chunks.get(number).is_some_and(|ids| ids.iter().all(is_free));
+        let Some((_, oldest)) = idle.iter().copied().find(is_free) else { return false };
+        self.remove_all(&chunks.remove(&oldest).unwrap_or_default(), EvictionRule::Clearing);
         self.namespaces.get(oldest).chunks == 0
     }
 
@@ -288,14 +300,14 @@ impl Store {
         self.tell(id, was_held, ChangeKind::Lost);
     }
 
-    fn remove_all(&mut self, found: &[ChunkId]) {
+    fn remove_all(&mut self, found: &[ChunkId], rule: EvictionRule) {
         let written: HashSet<ChunkId> = found.iter().copied().filter(|&id| self.is_written(id)).collect();
         if !written.is_empty() {
             self.void_where(|_, id| written.contains(&id));
         }
         for &id in found {
             self.change(id, |chunk| chunk.claims += 1);
-            self.condemn(id, EvictionRule::Purged);
+            self.condemn(id, rule);
             self.unclaim(&[id]);
         }
         self.evict_above_watermark();
@@ -359,3 +371,6 @@ impl Store {
 
 /// Chunks that one step looks at or removes: a few milliseconds.
 const PAGE_CHUNKS: usize = 8_192;
+
+/// The most namespaces that are looked at to find one that may make way for a new one.
+const MOST_LOOKED_AT: usize = 8;

@@ -22,7 +22,7 @@ pub enum EvictionRule {
     Watermark,
     /// A reservation found no free slot.
     Need,
-    /// An extent was cleared for blocks of another size or tenant.
+    /// An extent was cleared for blocks of another size or tenant, or an unused model made way for a new one.
     Clearing,
     /// The disk had no room for it any more, could not read it, or was closed.
     Disk,

@@ -60,9 +60,9 @@ impl Tenants {
         }
     }
 
-    /// Notes which tenants are served.
-    pub(super) fn serve(&mut self, is_served: impl Fn(TenantId) -> bool) {
-        self.served = self.ids().filter(|&tenant| is_served(tenant)).collect();
+    /// Notes the bytes that each tenant may have; a tenant that may have none is not served.
+    pub(super) fn serve(&mut self, bytes: &[u64]) {
+        self.served = self.ids().filter(|tenant| bytes.get(usize::from(tenant.0)) != Some(&0)).collect();
     }
 
     /// The tenants that are served, each by its place among them.

@@ -189,7 +189,7 @@ impl Client {
             return Err(Failed::Trouble(Trouble::new(
                 TroubleKind::TimedOut,
                 asked,
-                "too many requests are under way",
+                "the store answers nothing, or too many requests are under way",
             )));
         };
         let under_way = UnderWay::new(&self.metrics);

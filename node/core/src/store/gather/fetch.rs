@@ -251,8 +251,11 @@ impl Store {
 
     /// Why [`Self::start_fetch`] began no fetch.
     pub(super) fn why_cut(&self, number: NamespaceId, from: Source) -> Cut {
-        let is_crowded = !self.has_room_on_the_way(number, account_of(from), self.whole_chunk_bytes(number));
-        if self.may_come(number) && is_crowded { Cut::Crowded } else { Cut::Full }
+        let account = account_of(from);
+        let is_crowded = !self.has_room_on_the_way(number, account, self.whole_chunk_bytes(number));
+        // A chunk that does not fit beside no other one never will.
+        let are_others = self.gathers.passing_bytes[account as usize].total() > 0;
+        if self.may_come(number) && is_crowded && are_others { Cut::Crowded } else { Cut::Full }
     }
 
     pub(in crate::store) fn wanted(

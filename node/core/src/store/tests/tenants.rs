@@ -255,13 +255,22 @@ fn a_new_model_takes_the_place_of_the_model_that_no_session_has_used_for_the_lon
         f.store.close_session(session);
     };
     (0..511).for_each(|number| put(&mut f, number));
-    put(&mut f, 0);
+    let session = f.store.open_session(TenantId(0), ProcessId(9_000), 0);
+    let pinned = f.store.register(session, "a", &model(1), &[0], &[BLOCK]).unwrap();
+    let chain = Chain::from_root(pinned.root, vec![name("x")]);
+    assert_eq!(f.store.pin(session, pinned.namespace, &chain, 1_000, NOW).unwrap().chunks, 1);
+    f.store.close_session(session);
+    (2..511).chain([0]).for_each(|number| put(&mut f, number));
     assert_eq!(f.store.namespaces().count(), 512, "the most");
     put(&mut f, 600);
     let chunks = |f: &Fixture, number: u32| {
         let fingerprint = model(number).fingerprint("a");
         f.store.namespaces().find(|known| known.fingerprint == fingerprint).map(|known| known.chunks)
     };
-    assert_eq!([0, 1, 2, 600].map(|number| chunks(&f, number)), [Some(1), None, Some(1), Some(1)]);
+    assert_eq!(
+        [0, 1, 2, 600].map(|number| chunks(&f, number)),
+        [Some(1), Some(1), None, Some(1)],
+        "1 is pinned"
+    );
     assert_eq!(f.store.namespaces().find(|known| known.sessions > 0).map(|known| known.chunks), Some(1));
 }
