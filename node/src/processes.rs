@@ -215,11 +215,14 @@ mod tests {
         let ((mut first, peer), (mut second, _), (mut third, _)) = (process(), process(), process());
         drop(processes.enter(TENANT, peer(&first)).unwrap());
         drop(processes.enter(TENANT, peer(&second)).unwrap());
+        let mut known = Vec::new();
         for _ in 0..3 {
             let member = processes.enter(TENANT, peer(&first)).unwrap();
-            assert_eq!(member.process, ProcessId(1), "without a number here too");
             member.has_session();
+            known.push(member.process);
         }
+        assert_eq!(known, [known[0]; 3], "without a number here too");
+        assert_eq!(processes.known.borrow().processes.len(), 1, "others got no session");
         let refused = processes.enter(TENANT, peer(&third)).map(|member| member.process);
         assert!(matches!(refused, Err(EnterError::TooManyLinger { lingering: 1 })), "{refused:?}");
         for child in [&mut first, &mut second, &mut third] {
