@@ -155,13 +155,7 @@ impl Store {
     pub fn new(limits: StoreLimits) -> Self {
         Self {
             slab: Slab::new(limits.extents, limits.extent_bytes, &limits.most_extents()),
-            tenants: {
-                let count = limits.tenant_bytes.len();
-                let mut tenants = Tenants::new(count, limits.policy, limits.recompute_doubles_at);
-                tenants.serve(&limits.tenant_bytes);
-                tenants.forget_left();
-                tenants
-            },
+            tenants: Tenants::new(&limits.tenant_bytes, limits.policy, limits.recompute_doubles_at),
             journal: journal::Journal::default(),
             holes: holes::Holes::default(),
             gathers: gather::Gathers::default(),

@@ -39,11 +39,14 @@ pub(super) struct Tenant {
 }
 
 impl Tenants {
-    pub(super) fn new(count: usize, name: PolicyName, recompute_doubles_at: Option<NonZeroU32>) -> Self {
+    /// Tenants that may have so many bytes each; a tenant that may have none is not served.
+    pub(super) fn new(bytes: &[u64], name: PolicyName, recompute_doubles_at: Option<NonZeroU32>) -> Self {
         let numbers = Vec::new();
         let mut all =
             Self { tenants: Vec::new(), served: Vec::new(), name, recompute_doubles_at, age_ms: 0, numbers };
-        all.are(count.max(1));
+        all.are(bytes.len().max(1));
+        all.serve(bytes);
+        all.forget_left();
         all
     }
 
