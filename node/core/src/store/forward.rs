@@ -3,12 +3,14 @@
 //! An evicted chunk that is worth its transfer leaves the cache at once. It keeps its slots for a moment ([`Standing::Leaving`])
 //! while it is offered to the other node. That node fetches it like any other chunk, and reports it as [moved](Store::give_up)
 //! afterwards. No commit and no lease waits for this. The slots are bounded; a request of the same tenant that needs a slot takes
-//! them back ([`Store::drop_departing`]). If the offer is refused or lost, the chunk is gone, and its next lookup is a miss.
+//! them back ([`Store::drop_departing`]). If a node takes some chunks of an offer and not the others, it may lack room for so many
+//! at a time: the others are offered again, to this node when the taken ones have come. If the whole offer is refused or lost, its
+//! chunks are gone, and their next lookup is a miss.
 //!
 //! A chunk is forwarded once: until it is used at its new node, it is not forwarded again. It keeps its age: the offer's worth
 //! tells for how long nobody had used it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use larder_protocol::table::NodeNumber;
@@ -29,7 +31,10 @@ use crate::placement::{Neighbours, PlacementRule, Saves, Stake, Worth, pays_to_f
 pub(super) struct Departing {
     neighbours: Neighbours,
     /// Claimed chunks, the oldest first.
-    line: VecDeque<Leaving>,
+    line: BTreeMap<u64, Leaving>,
+    places: HashMap<ChunkId, u64>,
+    /// The chunks of each offer that are still here.
+    open: HashMap<u64, usize>,
     bytes: Shares,
     counts: Forwards,
 }
@@ -43,6 +48,8 @@ struct Leaving {
     bytes: u64,
     /// The number of the offer that includes the chunk.
     offer: Option<u64>,
+    /// An offer that must be over before the chunk is offered again.
+    after: Option<u64>,
     until: Millis,
 }
 
@@ -72,6 +79,35 @@ pub struct Offered {
     pub worth: Worth,
     /// The chunks.
     pub chunks: Vec<ChunkRef>,
+}
+
+impl Departing {
+    fn add(&mut self, place: u64, leaving: Leaving) {
+        self.bytes.add(leaving.tenant, leaving.bytes);
+        self.places.insert(leaving.named.id, place);
+        self.line.insert(place, leaving);
+    }
+
+    fn remove(&mut self, id: ChunkId) -> Option<Leaving> {
+        let leaving = self.line.remove(&self.places.remove(&id)?)?;
+        self.bytes.take(leaving.tenant, leaving.bytes);
+        leaving.offer.into_iter().for_each(|offer| self.leaves(offer));
+        Some(leaving)
+    }
+
+    /// Notes that a chunk no longer belongs to an offer.
+    fn leaves(&mut self, offer: u64) {
+        if let Some(chunks) = self.open.get_mut(&offer) {
+            *chunks -= 1;
+            if *chunks == 0 {
+                self.open.remove(&offer);
+            }
+        }
+    }
+
+    fn may_be_offered(&self, leaving: &Leaving) -> bool {
+        leaving.offer.is_none() && leaving.after.is_none_or(|offer| !self.open.contains_key(&offer))
+    }
 }
 
 impl Store {
@@ -138,7 +174,7 @@ impl Store {
     /// Forwards a chunk that is evicted, if that pays and staging has room for the chunk until it is gone. Returns whether the
     /// chunk is forwarded. The chunk is no longer counted as cached, and the policy does not know it any more.
     pub(super) fn forward(&mut self, id: ChunkId, idle_ms: u64) -> bool {
-        let Some(most) = self.forwarding_bytes() else { return false };
+        let Some(most) = self.passing_bytes_of_forwards() else { return false };
         let now = Duration::from_millis(self.now.0);
         let chunk = self.index.get(id);
         if !is_only_copy(chunk) || chunk.was_forwarded() {
@@ -163,26 +199,32 @@ impl Store {
         self.vacate(id);
         self.change(id, |chunk| chunk.claims += 1);
         let (named, until) = (self.name_now(id), self.now + LEAVES_WITHIN_MS);
-        self.departing.bytes.add(tenant, bytes);
-        self.departing.line.push_back(Leaving { named, to, worth, tenant, bytes, offer: None, until });
+        let (offer, after) = (None, None);
+        let place = self.next_number();
+        self.departing.add(place, Leaving { named, to, worth, tenant, bytes, offer, after, until });
         true
     }
 
     /// The next chunks to offer to a node; [`Store::offer_ended`] must follow.
     pub fn next_offer(&mut self) -> Option<Offered> {
-        let first = self.departing.line.iter().find(|leaving| leaving.offer.is_none()).copied()?;
+        let departing = &self.departing;
+        let first = departing.line.values().find(|leaving| departing.may_be_offered(leaving)).copied()?;
         let (to, namespace) = (first.to, first.named.namespace);
+        let is_alike = |leaving: &Leaving| {
+            departing.may_be_offered(leaving) && leaving.to == to && leaving.named.namespace == namespace
+        };
+        let alike = departing.line.iter().filter(|(_, leaving)| is_alike(leaving)).take(MOST_OFFERED);
+        let alike: Vec<u64> = alike.map(|(&place, _)| place).collect();
         let number = self.next_number();
         let mut worth = first.worth;
-        let mut chunks = Vec::new();
-        let is_alike = |leaving: &&mut Leaving| {
-            leaving.offer.is_none() && leaving.to == to && leaving.named.namespace == namespace
-        };
-        for leaving in self.departing.line.iter_mut().filter(is_alike).take(MOST_OFFERED) {
+        let mut chunks = Vec::with_capacity(alike.len());
+        for place in alike {
+            let Some(leaving) = self.departing.line.get_mut(&place) else { continue };
             leaving.offer = Some(number);
             worth = worth.min(leaving.worth);
             chunks.push(self.index.name(leaving.named.id));
         }
+        self.departing.open.insert(number, chunks.len());
         self.departing.counts.offered += chunks.len() as u64;
         let fingerprint = self.namespaces.get(namespace).fingerprint;
         Some(Offered { number, to, fingerprint, worth, chunks })
@@ -191,25 +233,42 @@ impl Store {
     /// Takes a node's answer to an offer: for each chunk, in order, whether the node wants it; `wanted` is empty if the node did
     /// not answer. Wanted chunks keep their slots until the node has them.
     pub fn offer_ended(&mut self, number: u64, wanted: &[bool]) {
-        let offered = self.departing.line.iter().filter(|leaving| leaving.offer == Some(number));
-        let offered: Vec<Leaving> = offered.copied().collect();
-        if let Some(&Leaving { to, named, .. }) = offered.first() {
+        let offered = self.departing.line.iter().filter(|(_, leaving)| leaving.offer == Some(number));
+        let offered: Vec<(u64, Leaving)> = offered.map(|(&place, leaving)| (place, *leaving)).collect();
+        let takes_some = wanted.contains(&true);
+        if let Some(&(_, Leaving { to, named, .. })) = offered.first() {
             let namespace = self.namespaces.get(named.namespace).fingerprint;
             let (now, neighbours) = (Duration::from_millis(self.now.0), &mut self.departing.neighbours);
-            match offered.iter().map(|leaving| leaving.worth).min() {
-                _ if wanted.contains(&true) => neighbours.accepted(to, namespace),
+            match offered.iter().map(|(_, leaving)| leaving.worth).min() {
+                _ if takes_some => neighbours.accepted(to, namespace),
                 Some(worth) if !wanted.is_empty() => neighbours.refused(to, namespace, worth, now),
                 _ => neighbours.forget(to),
             }
         }
         // If some chunks of the offer ended meanwhile, the answer's order no longer fits.
         let is_whole = offered.len() == wanted.len();
-        for (at, leaving) in offered.iter().enumerate() {
-            if wanted.is_empty() || (is_whole && !wanted[at]) {
+        for (at, &(place, leaving)) in offered.iter().enumerate() {
+            if takes_some && is_whole && !wanted[at] {
+                self.offer_again(place, leaving);
+            } else if wanted.is_empty() || (is_whole && !wanted[at]) {
                 self.departed(leaving.named.id);
             }
         }
         self.evict_above_watermark();
+    }
+
+    /// Offers a chunk again to the node whose room is worth least by now. Drops the chunk if that does not pay any more.
+    fn offer_again(&mut self, place: u64, leaving: Leaving) {
+        let now = Duration::from_millis(self.now.0);
+        let namespace = self.namespaces.get(leaving.named.namespace).fingerprint;
+        let cheapest = self.departing.neighbours.cheapest(namespace, now);
+        let Some((to, _)) = cheapest.filter(|&(_, there)| pays_to_forward(leaving.worth, there)) else {
+            self.departed(leaving.named.id);
+            return;
+        };
+        let after = leaving.offer.filter(|_| to == leaving.to);
+        self.departing.line.insert(place, Leaving { to, offer: None, after, ..leaving });
+        leaving.offer.into_iter().for_each(|offer| self.departing.leaves(offer));
     }
 
     /// Notes that another node now has a chunk that this store was forwarding; returns whether it was forwarding the chunk.
@@ -222,7 +281,7 @@ impl Store {
 
     /// Ends the forwards of chunks that no node took in time.
     pub(super) fn expire_forwards(&mut self) {
-        while let Some(leaving) = self.departing.line.front().copied()
+        while let Some((_, leaving)) = self.departing.line.first_key_value()
             && leaving.until <= self.now
         {
             self.departed(leaving.named.id);
@@ -239,7 +298,7 @@ impl Store {
                     .known(leaving.named.id)
                     .is_some_and(|chunk| chunk.claims == 1 && chunk.pins == 0)
         };
-        let Some(id) = self.departing.line.iter().find(is_free).map(|leaving| leaving.named.id) else {
+        let Some(id) = self.departing.line.values().find(is_free).map(|leaving| leaving.named.id) else {
             return false;
         };
         self.departed(id).is_some()
@@ -248,7 +307,7 @@ impl Store {
     /// Begins to take a chunk that another node offers and evicts, if it is worth its place here. [`Store::fetched`] must answer
     /// the fetch.
     pub fn take_in(&mut self, fingerprint: &Fingerprint, name: ChunkRef, worth: Worth) -> Option<Wanted> {
-        let most = self.forwarding_bytes()?;
+        let most = self.passing_bytes_of_forwards()? / FORWARDING_SHARE;
         let number = self.namespaces.of(fingerprint)?;
         if self.index.find(number, &name.hash).is_some() {
             return None;
@@ -299,19 +358,17 @@ impl Store {
 
     /// Ends the claim on a chunk that was about to move, and returns its bytes; `None` if it was not about to move.
     fn departed(&mut self, id: ChunkId) -> Option<u64> {
-        let at = self.departing.line.iter().position(|leaving| leaving.named.id == id)?;
-        let leaving = self.departing.line.remove(at)?;
-        self.departing.bytes.take(leaving.tenant, leaving.bytes);
+        let leaving = self.departing.remove(id)?;
         self.journal.evicting = Some(EvictionReason::Watermark);
         self.unclaim(&[id]);
         self.journal.evicting = None;
         Some(leaving.bytes)
     }
 
-    /// Bytes that chunks may take that leave, and those that come; `None` if this store forwards nothing.
-    fn forwarding_bytes(&self) -> Option<u64> {
+    /// Bytes of staging; `None` if this store forwards nothing.
+    fn passing_bytes_of_forwards(&self) -> Option<u64> {
         let peers = self.limits.peers.as_ref().filter(|peers| peers.placement == PlacementRule::Worth)?;
-        Some(peers.passing_bytes / FORWARDING_SHARE)
+        Some(peers.passing_bytes)
     }
 }
 
@@ -320,8 +377,8 @@ fn is_only_copy(chunk: &Chunk) -> bool {
     chunk.is_complete() && !chunk.is_copy() && chunk.disk == OnDisk::Nowhere && chunk.stored != Stored::There
 }
 
-/// Chunks that leave may take bytes of memory as one part in this many of staging, and chunks that come may take such a part of
-/// staging.
+/// Chunks that come may take one part in this many of staging. Chunks that leave may take as many bytes of memory as staging has:
+/// they make way for whoever needs their slots.
 const FORWARDING_SHARE: u64 = 4;
 
 /// The store has free room while one part in this many of its capacity is unused.

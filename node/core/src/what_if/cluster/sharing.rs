@@ -79,12 +79,12 @@ impl Cluster {
                     .map(|&chunk| self.nodes[to].take_in(chunk, offered.worth))
                     .collect();
                 let is_wanted: Vec<bool> = wanted.iter().map(Option::is_some).collect();
+                self.hear_from(node, to);
                 self.nodes[node].offer_ended(offered.number, &is_wanted);
                 for wanted in wanted.into_iter().flatten() {
                     let sent = self.fetch(to, &wanted, [holder(node)], 1);
                     self.counts.chunks_forwarded += u64::from(sent.is_some());
                 }
-                self.hear_from(node, to);
                 unsettled.push(to);
             }
             self.tell();
