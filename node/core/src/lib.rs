@@ -84,7 +84,7 @@ use give_up::Moved;
 use lookups::{Lookups, Origin};
 use store::ids::{ProcessId, SessionId, TenantId};
 use store::policy::PolicyName;
-use store::{Refused, Store, StoreLimits};
+use store::{PurgedKeys, Refused, Store, StoreLimits};
 use tiers::described::Described;
 use tiers::writes::Writes;
 
@@ -100,6 +100,8 @@ pub struct Core {
     described: Described,
     /// Visits to the disk that are repeated, each at its time.
     visit_again: Vec<(Duration, SegmentVisit, u64)>,
+    /// Chunks that are being purged on disk.
+    purged_on_disk: Vec<Arc<PurgedKeys>>,
     copies: Copies,
     device: Device,
     untold: Untold,
@@ -130,6 +132,7 @@ impl Core {
             writes: Writes::default(),
             described: Described::default(),
             visit_again: Vec::new(),
+            purged_on_disk: Vec::new(),
             copies: Copies::default(),
             device: Device::new(device),
             untold: Untold::default(),
@@ -325,6 +328,7 @@ impl Core {
         self.begin_device_anew();
         self.know_again();
         self.visit_again.clear();
+        self.purge_disk_again();
         self.list_disk();
     }
 

@@ -3,7 +3,8 @@
 use larder_protocol::purge::{PurgeMode, PurgeScope};
 
 use super::*;
-use crate::{PurgeStep, SegmentVisit, Visited};
+use crate::tiers::described::MayWrite;
+use crate::{Description, PurgeStep, SegmentVisit, Visited};
 
 const DISK: Sources =
     Sources { siblings: None, peers: None, disk: Some(DEADLINE), object: None, known_chunks: 0 };
@@ -107,6 +108,41 @@ fn chunks_on_disk_of_a_tenant_that_left_are_purged_whether_it_was_served_before_
     visited(&mut w, second, Visited::Closed);
     assert!(w.is_idle());
     assert!(w.core.purged_keys(&PurgeScope::Tenant("c".to_owned())).has(&key(stranger)), "an admin may");
+}
+
+#[test]
+fn a_tenant_that_comes_back_while_its_chunks_on_disk_are_purged_writes_and_finds_none_there_before_the_end() {
+    let mut w = world();
+    w.core.description_is(w.fingerprint, Description::There);
+    tenants(&mut w, [0, 1 << 30, 0]);
+    let first = visit(&mut w);
+    assert!(matches!(w.next(), Effect::TenantLeft(_)));
+    tenants(&mut w, [1 << 30, 1 << 30, 0]);
+    w.other_session();
+    assert_eq!(w.core.may_write_to_disk(w.fingerprint), MayWrite::Never, "the purge would remove it");
+    let held = vec![(w.fingerprint, w.chain("a").chunk(0), PoolSet::ANY)];
+    visited(&mut w, (SegmentVisit::List, 0), Visited::Done { held: held.clone(), next: None });
+    assert_eq!(
+        w.core.store.usage().disk.map_or(0, |disk| disk.chunks),
+        0,
+        "the purge has not come to it yet"
+    );
+    visited(&mut w, first, done(None));
+    assert_ne!(w.core.may_write_to_disk(w.fingerprint), MayWrite::Never);
+}
+
+#[test]
+fn a_fault_does_not_end_a_purge_on_disk() {
+    let mut w = world();
+    tenants(&mut w, [0, 1 << 30, 0]);
+    let first = visit(&mut w);
+    visited(&mut w, first, done(Some(2)));
+    w.core.begin_anew();
+    let again = std::iter::from_fn(|| w.poll()).find_map(|effect| match effect {
+        Effect::VisitSegment { visit: SegmentVisit::Purge(_), after } => Some(after),
+        _ => None,
+    });
+    assert_eq!(again, Some(0));
 }
 
 #[test]

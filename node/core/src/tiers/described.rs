@@ -198,6 +198,9 @@ impl Core {
     /// Takes chunks that were found on disk.
     pub(crate) fn recovered(&mut self, held: Vec<(Fingerprint, ChunkRef, PoolSet)>, is_all: bool) {
         for (fingerprint, chunk, pools) in held {
+            if self.is_purged_on_disk(&fingerprint) {
+                continue;
+            }
             // A record that disagrees with the known names of its chunk, parent or children is of no use. A record of an unknown
             // namespace stays: the namespace may be known after the next start.
             if !self.store.recovered(&fingerprint, chunk, pools)
@@ -236,6 +239,9 @@ impl Core {
     /// Whether a chunk of a namespace may be written. Orders the namespace's description if there is none.
     pub(crate) fn may_write_to_disk(&mut self, fingerprint: Fingerprint) -> MayWrite {
         let now = self.now;
+        if self.is_purged_on_disk(&fingerprint) {
+            return MayWrite::Never;
+        }
         // A tenant that left has nothing more to write.
         let tenant = self.store.tenant_of_namespace(&fingerprint);
         let Some((tenant, (_, spec))) = tenant.zip(self.store.described(&fingerprint)) else {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_protocol::Fingerprint;
+
 use crate::Core;
 use crate::effect::Effect;
 use crate::event::{SegmentVisit, Visited};
@@ -14,9 +16,26 @@ impl Core {
         self.visit_segment(SegmentVisit::List, 0);
     }
 
-    /// Purges chunks on disk for good.
+    /// Purges chunks on disk for good. Until the last segment was visited, nothing is written under these names, and none of these
+    /// chunks is found.
     pub(crate) fn purge_disk(&mut self, keys: PurgedKeys) {
-        self.visit_segment(SegmentVisit::Purge(Arc::new(keys)), 0);
+        if self.store.has_disk() {
+            let keys = Arc::new(keys);
+            self.purged_on_disk.push(Arc::clone(&keys));
+            self.visit_segment(SegmentVisit::Purge(keys), 0);
+        }
+    }
+
+    /// Begins the purges under way from the first segment again.
+    pub(crate) fn purge_disk_again(&mut self) {
+        for keys in self.purged_on_disk.clone() {
+            self.visit_segment(SegmentVisit::Purge(keys), 0);
+        }
+    }
+
+    /// Whether chunks of a namespace are being purged on disk.
+    pub(super) fn is_purged_on_disk(&self, fingerprint: &Fingerprint) -> bool {
+        self.purged_on_disk.iter().any(|keys| keys.has_namespace(fingerprint))
     }
 
     /// Takes the result of a visit.
@@ -26,12 +45,13 @@ impl Core {
                 if matches!(visit, SegmentVisit::List) {
                     self.recovered(held, next.is_none());
                 }
-                if let Some(next) = next {
-                    self.visit_segment(visit, next);
+                match next {
+                    Some(next) => self.visit_segment(visit, next),
+                    None => self.visits_are_over(&visit),
                 }
             }
             Visited::Busy => self.visit_again.push((self.now + VISIT_AGAIN, visit, after)),
-            Visited::Closed => {}
+            Visited::Closed => self.visits_are_over(&visit),
         }
     }
 
@@ -49,6 +69,12 @@ impl Core {
 
     pub(crate) fn next_visit(&self) -> Option<Duration> {
         self.visit_again.iter().map(|(at, ..)| *at).min()
+    }
+
+    fn visits_are_over(&mut self, visit: &SegmentVisit) {
+        if let SegmentVisit::Purge(purged) = visit {
+            self.purged_on_disk.retain(|keys| !Arc::ptr_eq(keys, purged));
+        }
     }
 
     fn visit_segment(&mut self, visit: SegmentVisit, after: u64) {
