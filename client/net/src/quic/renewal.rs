@@ -74,6 +74,10 @@ fn judge(files: &CredentialFiles, now: SystemTime, expires: &impl Fn(Option<Syst
             let days = days(now.duration_since(not_after).unwrap_or_default());
             tracing::error!(days, remedy, "the own certificate has expired: others turn this process away");
         }
+        Err(error @ InspectError::NotYet { .. }) => {
+            let remedy = "check this host's clock";
+            tracing::error!(%error, remedy, "others turn this process away: its certificate is not accepted");
+        }
         Err(error) => {
             tracing::error!(%error, remedy, "others turn this process away: its certificate is not accepted");
         }
