@@ -109,7 +109,7 @@ impl Core {
     /// Answers a lease, at once if memory has all chunks or nobody else has the rest.
     pub(crate) fn lease(&mut self, request: RequestId, ask: Lease, cause: Cause) -> Result<(), Refused> {
         let walk = self.find_for(LookupKind::Lease, request, (ask.namespace, &ask.chain, 0))?;
-        let missing = self.missing(&walk, ask.chain.len());
+        let missing = self.missing(ask.namespace, &walk, ask.chain.len());
         if !missing.is_nothing() {
             self.locate(LocatePurpose::Lease(request, ask), missing, cause);
             return Ok(());

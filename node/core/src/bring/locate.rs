@@ -164,19 +164,19 @@ impl Core {
         let may_ask = |tier| ask.tiers.is_empty() || ask.tiers.contains(&tier);
         let usable = self.store.usable(ask.namespace, &ask.chain, ask.prompt_tokens);
         let chunks = usable.map_or(0, |usable| usable.chunks);
-        let mut missing = self.missing(walk, chunks);
+        let mut missing = self.missing(ask.namespace, walk, chunks);
         missing.from_siblings &= may_ask(Tier::Host);
         missing.from_peers &= may_ask(Tier::Peer);
         missing.from_objects &= may_ask(Tier::Object);
         missing
     }
 
-    /// The missing chunks among a walk's first chunks.
-    pub(super) fn missing(&self, walk: &Walk, chunks: usize) -> Missing {
+    /// The missing chunks among a walk's first chunks. Nothing is asked for while the namespace is being purged.
+    pub(super) fn missing(&self, namespace: u32, walk: &Walk, chunks: usize) -> Missing {
         let sources = &self.bring.sources;
         let (from_siblings, from_peers) = (sources.siblings.is_some(), sources.peers.is_some());
         let from_objects = sources.object.is_some();
-        let is_askable = from_siblings || from_peers || from_objects;
+        let is_askable = (from_siblings || from_peers || from_objects) && self.store.may_bring(namespace);
         let positions = if is_askable { walk.absent(chunks) } else { Vec::new() };
         Missing { positions, from_siblings, from_peers, from_objects }
     }

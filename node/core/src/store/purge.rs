@@ -267,6 +267,13 @@ impl Store {
         !namespace.is_gone && !self.purges.open.iter().any(is_purged)
     }
 
+    /// As [`Store::may_come`], by the number that engines know.
+    #[must_use]
+    pub fn may_bring(&self, namespace: u32) -> bool {
+        let number = NamespaceId::of(namespace);
+        self.namespaces.find(number).is_some() && self.may_come(number)
+    }
+
     /// Whether a tenant is served.
     pub(super) fn serves(&self, tenant: TenantId) -> bool {
         self.limits.tenant_bytes.get(usize::from(tenant.0)).is_some_and(|&bytes| bytes > 0)

@@ -271,6 +271,20 @@ fn a_namespace_that_was_forgotten_is_described_again_for_chunks_from_other_nodes
     assert_eq!(w.core.may_write_to_disk(w.fingerprint), MayWrite::Now);
 }
 
+#[test]
+fn while_a_purge_is_open_no_lookup_counts_on_chunks_of_other_nodes() {
+    let mut w = World::new(PEERS);
+    w.tell(Event::Purge(PurgeStep::Begin(1, PurgeScope::Tenant("a".to_owned()))));
+    w.lookup("ab");
+    let Effect::Found { found, .. } = w.next() else {
+        panic!("nobody is asked, since no lease would bring the chunks")
+    };
+    assert_eq!(found.tokens, 0);
+    w.tell(Event::Purge(PurgeStep::End(1)));
+    w.lookup("ab");
+    assert_eq!(w.directory_says(&[&[2], &[2]]), 2);
+}
+
 /// Purges some chunks: a page, after the beginning. Returns the removed chunks, and those that are still being written.
 fn purged(w: &mut World, scope: &PurgeScope) -> (u64, u64) {
     let page = PurgeStep::Page { purge: 1, scope: scope.clone(), mode: PurgeMode::Remove, from: 0 };
