@@ -118,9 +118,9 @@ impl Purges {
             }
         }
         let removed = match self.remove(purge, &scope, mode).await {
-            Ok((keys, disk)) => {
+            Ok(Removed { keys, unreached, left }) => {
                 let objects = self.remove_objects(purge, mode, &keys, objects.as_ref()).await;
-                objects.and_then(|()| disk.was_read())
+                left.and(objects).and_then(|()| unreached.was_read())
             }
             Err(trouble) => Err(trouble),
         };
@@ -143,16 +143,11 @@ impl Purges {
         }
     }
 
-    /// Removes a purge's chunks from disk and memory, until none is found and none is being written. Returns the names of all, and
-    /// the parts of the disks that were not reached.
-    async fn remove(
-        &self,
-        purge: u64,
-        scope: &PurgeScope,
-        mode: PurgeMode,
-    ) -> Result<(Arc<PurgedKeys>, Unreached), String> {
+    /// Removes a purge's chunks from disk and memory, until none is found and none is being written.
+    async fn remove(&self, purge: u64, scope: &PurgeScope, mode: PurgeMode) -> Result<Removed, String> {
         let actors = self.0.parts.get().map(|parts| &parts.actors[..]).unwrap_or_default();
-        for _ in 0..MOST_ROUNDS {
+        let (began, mut rounds, mut pause) = (self.0.clock.elapsed(), 0, LOOK_EVERY);
+        loop {
             let (mut found, mut writes, mut unreached) = (0, 0, Unreached::default());
             // Chunks that continue a purged chunk may have come since the last round.
             let keys = Arc::new(self.keys(purge, scope).await?);
@@ -170,12 +165,24 @@ impl Purges {
                     self.note(purge, |last| last.report.counts = last.report.counts.and(page.counts));
                 }
             }
-            if mode == PurgeMode::Count || (found == 0 && writes == 0) {
-                return Ok((keys, unreached));
+            let left = if mode == PurgeMode::Count || (found == 0 && writes == 0) {
+                Ok(())
+            } else if found > 0 {
+                (rounds, pause) = (rounds + 1, LOOK_EVERY);
+                Err("engines keep writing and reading the purged chunks: end these engines first".to_owned())
+            } else {
+                // Writes that began before the purge take as long as their tier allows.
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                Err(format!(
+                    "{writes} writes to the disk or object store that began before the purge are still under way: purge again"
+                ))
+            };
+            let is_late = self.0.clock.elapsed() - began > WRITES_WITHIN;
+            if left.is_ok() || is_late || rounds == MOST_ROUNDS {
+                return Ok(Removed { keys, unreached, left });
             }
-            sleep(LOOK_EVERY).await;
+            sleep(pause).await;
         }
-        Err("engines keep writing and reading the purged chunks: end these engines first".to_owned())
     }
 
     /// The names of all chunks that the actors have had since the purge began. Actors may know different namespaces of a tenant,
@@ -294,6 +301,14 @@ impl std::fmt::Debug for Purges {
     }
 }
 
+/// The chunks that a purge has removed from memory and disks.
+struct Removed {
+    keys: Arc<PurgedKeys>,
+    unreached: Unreached,
+    /// Why some are left, for people.
+    left: Result<(), String>,
+}
+
 /// The parts of a node's disks that a purge did not reach.
 #[derive(Debug, Default)]
 struct Unreached {
@@ -328,8 +343,12 @@ fn actor_failed() -> String {
 /// Maximum number of passes over disk and memory before a purge gives up.
 const MOST_ROUNDS: u32 = 50;
 
-/// How often a purge looks at work that takes a while.
+/// How often a purge looks at work that takes a while, at first and at last.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a purge waits for writes that began before it.
+const WRITES_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long an admin may be silent. After this time the admin counts as gone, and the purge's chunks may come again.
 const SILENCE: Duration = Duration::from_secs(30);
