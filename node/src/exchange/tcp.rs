@@ -28,7 +28,7 @@ use tokio::time::{sleep, timeout};
 use super::AskBlocks;
 use super::connections::DIAL_DEADLINE;
 use super::metrics::Counted;
-use super::mover::Mover;
+use super::mover::{Common, Mover};
 use super::receive::{Batch, From, Way};
 use super::serve::{
     MAX_MEMBER_CONNECTIONS, SEND_DEADLINE, STALL_DEADLINE, limits_of, may_fetch, read_request, trace_of,
@@ -78,9 +78,29 @@ impl Way for TcpWay<'_> {
     }
 }
 
+/// A dial under way. If its fetch is given up first, the node is asked over QUIC for a while: otherwise fetches with little time
+/// would dial again and again, and none would bring a block.
+struct Dialling<'a> {
+    link: &'a Link,
+    common: &'a Common,
+    since: Duration,
+    has_connected: bool,
+}
+
 impl Link {
-    fn avoid(&self, now: Duration) {
-        self.avoided_until.set(now + AVOIDED);
+    /// Has the node asked over QUIC until then.
+    fn avoid(&self, until: Duration) {
+        self.avoided_until.set(self.avoided_until.get().max(until));
+    }
+}
+
+impl Drop for Dialling<'_> {
+    fn drop(&mut self) {
+        if !self.has_connected {
+            let now = self.common.now();
+            let lasted = now.saturating_sub(self.since);
+            self.link.avoid(now + (lasted * AVOIDED_FOR_EACH).min(AVOIDED));
+        }
     }
 }
 
@@ -107,11 +127,16 @@ impl OverTcp {
         came: impl FnMut(usize, Arrival),
     ) -> bool {
         let link = self.link(name, address);
-        if self.mover.common.now() < link.avoided_until.get() {
+        let is_avoided = || self.mover.common.now() < link.avoided_until.get();
+        if is_avoided() {
             return false;
         }
         // Never an error, since nobody closes the semaphore.
         let Ok(_place) = link.places.acquire().await else { return false };
+        // The fetches before may have found the node unreachable.
+        if is_avoided() {
+            return false;
+        }
         let mut idle = link.idle.borrow_mut().pop();
         loop {
             let (mut connection, is_new) = match idle.take() {
@@ -126,7 +151,7 @@ impl OverTcp {
                 if is_new {
                     // As when the node turns this node away after the handshake.
                     tracing::info!(name, %address, "a new connection over TCP broke: the node is asked over QUIC");
-                    link.avoid(self.mover.common.now());
+                    link.avoid(self.mover.common.now() + AVOIDED);
                     return false;
                 }
                 // The node closed the connection, or has restarted: the other idle connections are of no use either.
@@ -158,8 +183,13 @@ impl OverTcp {
 
     async fn dial(&self, name: &str, link: &Link) -> Option<TcpConnection> {
         let address = link.address;
+        let common = &self.mover.common;
+        let mut dialling = Dialling { link, common, since: common.now(), has_connected: false };
         match timeout(DIAL_DEADLINE, self.endpoint.connect(address, Role::Node, name)).await {
-            Ok(Ok(connection)) => return Some(connection),
+            Ok(Ok(connection)) => {
+                dialling.has_connected = true;
+                return Some(connection);
+            }
             Ok(Err(ConnectError::Tcp(error))) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
                 tracing::info!(name, %address, "a node takes no blocks over TCP: it is asked over QUIC");
             }
@@ -171,7 +201,7 @@ impl OverTcp {
                 tracing::warn!(name, %address, "a node does not answer over TCP: it is asked over QUIC");
             }
         }
-        link.avoid(self.mover.common.now());
+        link.avoid(common.now() + AVOIDED);
         None
     }
 
@@ -308,6 +338,9 @@ const MOST_CONNECTIONS_OF_A_NODE: usize = MOST_CONNECTIONS * 9;
 
 /// How long a node that cannot be reached over TCP is asked over QUIC.
 const AVOIDED: Duration = Duration::from_secs(60);
+
+/// After a dial that was given up, the node is asked over QUIC for this many times as long as the dial lasted.
+const AVOIDED_FOR_EACH: u32 = 60;
 
 /// The pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -106,6 +106,16 @@ fn a_port_that_answers_nothing_costs_a_moment_and_the_blocks_come_over_quic() {
 }
 
 #[test]
+fn fetches_that_end_before_a_mute_port_has_failed_soon_come_over_quic() {
+    between_sides([(0, true), (0, false)], async |asker, _, (address, _)| {
+        let _mute = TcpListener::bind(address).await.unwrap();
+        let comes = async { while !is_here(&asker.fetch(3, Duration::from_millis(100)).await) {} };
+        tokio::time::timeout(LONG, comes).await.expect("the port is not asked for ever");
+        assert_eq!(asker.metrics.tcp_bytes.get(), 0);
+    });
+}
+
+#[test]
 fn a_node_that_turns_this_node_away_after_the_handshake_is_asked_over_quic() {
     between_sides([(0, true), (0, false)], async |asker, _, (address, [_, holder])| {
         let listener = TcpListener::bind(address).await.unwrap();
