@@ -105,6 +105,8 @@ struct Link {
     incarnation: u64,
     address: SocketAddr,
     connection: tokio::sync::Mutex<Option<Connection>>,
+    /// The time at which the last dial failed.
+    dial_failed_at: Cell<Option<Duration>>,
     users: Cell<usize>,
     used_at: Cell<Duration>,
 }
@@ -317,9 +319,9 @@ impl Thread {
 
     /// The connection to a node, dialed if there is none.
     async fn connection(&self, fetch: &ThreadFetch) -> Option<(Connection, InUse)> {
-        let ThreadFetch { address, name, .. } = fetch;
         let (link, common) = (self.link(fetch)?, self.mover.common.clone());
         link.users.set(link.users.get() + 1);
+        let came_at = common.now();
         let in_use = InUse { link, common };
         let mut open = in_use.link.connection.lock().await;
         if let Some(connection) = open.as_ref().filter(|open| open.quic().close_reason().is_none()) {
@@ -327,30 +329,38 @@ impl Thread {
             drop(open);
             return Some((connection, in_use));
         }
-        let dialled = self.dials.connect_to_share(*address, Role::Node, Some(name), self.share);
-        let connection = match timeout(DIAL_DEADLINE, dialled).await {
-            Ok(Ok(connection)) => connection,
-            Ok(Err(ConnectError::Version(_))) => {
-                tracing::debug!(
-                    name,
-                    "a node has no block threads: the thread between nodes fetches from it"
-                );
-                return None;
-            }
-            Ok(Err(error)) => {
-                tracing::warn!(name, %address, %error, "a block thread cannot connect to a node");
-                return None;
-            }
-            Err(_) => {
-                tracing::warn!(name, %address, "a block thread cannot connect to a node: no answer");
-                return None;
-            }
-        };
+        // A dial that fails answers all who waited for it.
+        if in_use.link.dial_failed_at.get() >= Some(came_at) {
+            return None;
+        }
+        let connection = self.dial(fetch).await;
+        if connection.is_none() {
+            in_use.link.dial_failed_at.set(Some(in_use.common.now()));
+        }
+        let connection = connection?;
         // An error: the node stops.
         let _ = self.opened.send(connection.clone());
         *open = Some(connection.clone());
         drop(open);
         Some((connection, in_use))
+    }
+
+    async fn dial(&self, ThreadFetch { address, name, .. }: &ThreadFetch) -> Option<Connection> {
+        let dialled = self.dials.connect_to_share(*address, Role::Node, Some(name), self.share);
+        match timeout(DIAL_DEADLINE, dialled).await {
+            Ok(Ok(connection)) => return Some(connection),
+            Ok(Err(ConnectError::Version(_))) => {
+                tracing::debug!(
+                    name,
+                    "a node has no block threads: the thread between nodes fetches from it"
+                );
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(name, %address, %error, "a block thread cannot connect to a node");
+            }
+            Err(_) => tracing::warn!(name, %address, "a block thread cannot connect to a node: no answer"),
+        }
+        None
     }
 
     async fn close_idle(self: Rc<Self>) {
@@ -435,8 +445,15 @@ struct Serving {
 
 impl Link {
     fn new(incarnation: u64, address: SocketAddr) -> Self {
-        let connection = tokio::sync::Mutex::default();
-        Self { incarnation, address, connection, users: Cell::new(0), used_at: Cell::default() }
+        let (connection, dial_failed_at) = (tokio::sync::Mutex::default(), Cell::default());
+        Self {
+            incarnation,
+            address,
+            connection,
+            dial_failed_at,
+            users: Cell::new(0),
+            used_at: Cell::default(),
+        }
     }
 
     /// Closes the connection, with the fetches on it. A connection that is being dialed ends with the fetch that dials it.

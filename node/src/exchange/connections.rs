@@ -56,6 +56,8 @@ pub(super) struct Link {
     pub(super) name: String,
     /// Held by the one task that dials.
     dialling: tokio::sync::Mutex<()>,
+    /// The time at which the last dial failed.
+    dial_failed_at: Cell<Option<Duration>>,
     /// The time until which block threads are not asked to reach the node.
     avoids_block_threads_until: Cell<Duration>,
 }
@@ -154,14 +156,18 @@ impl Peers {
         member_of(&self.table(), link).map(|member| member.peer)
     }
 
-    /// The connection to a node, dialed if there is none.
+    /// The connection to a node, dialed if there is none. A dial that fails answers all who waited for it.
     pub(super) async fn dial(&self, link: &Rc<Link>) -> Option<InUse> {
         if let Some(connection) = self.open_connection(link) {
             return Some(connection);
         }
+        let came_at = self.now();
         let _dialling = link.dialling.lock().await;
         if let Some(connection) = self.open_connection(link) {
             return Some(connection);
+        }
+        if link.dial_failed_at.get() >= Some(came_at) {
+            return None;
         }
         let (table, node) = (self.table(), link.peer.node);
         let &Member { peer: address, ref name, .. } = member_of(&table, link)?;
@@ -174,7 +180,11 @@ impl Peers {
             Err(_) => {}
         }
         // If both sides have dialed, this may be the peer's connection.
-        self.open_connection(link)
+        let connection = self.open_connection(link);
+        if connection.is_none() {
+            link.dial_failed_at.set(Some(self.now()));
+        }
+        connection
     }
 
     /// The connection for requests to a node, if it is open.
@@ -236,8 +246,8 @@ impl InUse {
 
 impl Link {
     pub(super) fn new(peer: PeerId, name: String) -> Self {
-        let dialling = tokio::sync::Mutex::default();
-        Self { peer, name, dialling, avoids_block_threads_until: Cell::default() }
+        let (dialling, dial_failed_at) = (tokio::sync::Mutex::default(), Cell::default());
+        Self { peer, name, dialling, dial_failed_at, avoids_block_threads_until: Cell::default() }
     }
 
     /// Notes that a block thread cannot reach the node: the node has no block threads, or a firewall is in the way. No block

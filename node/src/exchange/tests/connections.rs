@@ -96,6 +96,26 @@ fn two_nodes_that_ask_each_other_use_the_connection_that_the_first_of_them_diall
 }
 
 #[test]
+fn a_dial_that_fails_answers_all_requests_that_waited_for_it() {
+    among(ExchangeLimits::default(), async |[a, b, ..], _| {
+        let mute = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut table = Table::clone(&table_of(2, &[(&a.endpoint, 1, 10), (&b.endpoint, 2, 10)]));
+        table.members[1].peer = mute.local_addr().unwrap();
+        a.take_table(&Arc::new(table)).await;
+        let answers = futures_util::future::join_all((0..4).map(|_| a.asks(2))).await;
+        assert!(answers.iter().all(Result::is_err), "{answers:?}");
+        mute.set_nonblocking(true).unwrap();
+        let mut packet = [0; 2_048];
+        let ids = std::iter::from_fn(|| {
+            let _ = mute.recv(&mut packet).ok()?;
+            // RFC 9000, 17.2: the length of the destination's id is the sixth byte.
+            Some(packet[6..6 + usize::from(packet[5])].to_vec())
+        });
+        assert_eq!(ids.collect::<std::collections::BTreeSet<_>>().len(), 1, "connections that were dialed");
+    });
+}
+
+#[test]
 fn chunks_are_offered_and_taken_in_both_directions_over_one_connection() {
     among(ExchangeLimits::default(), async |[a, b, ..], _| {
         let hash = ChunkHash([1; 32]);
