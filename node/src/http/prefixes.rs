@@ -34,10 +34,15 @@ pub struct PrefixStatus {
 /// The hottest prefixes of the lookups at all actors.
 pub(super) async fn prefixes(state: &HttpState) -> Vec<PrefixStatus> {
     // Never an error: nobody closes the semaphore.
-    let _searching = SEARCHES.acquire().await;
+    let searching = SEARCHES.acquire().await;
     let seen = state.ask_actors(GpuActor::past).await;
     let lookups: Vec<PastLookup> = seen.flat_map(|(_, lookups)| lookups).collect();
-    let runs = threads::blocking(move || hottest(lookups, MOST_RUNS)).await;
+    let runs = threads::blocking(move || {
+        let runs = hottest(lookups, MOST_RUNS);
+        drop(searching);
+        runs
+    });
+    let runs = runs.await;
     runs.into_iter().map(prefix_status).collect()
 }
 

@@ -171,8 +171,10 @@ pub(super) async fn lookups(state: &HttpState, arguments: &Arguments) -> Result<
     let memories: Vec<(u16, RememberedEvictions)> =
         seen.into_iter().map(|(device, seen)| (device, seen.evictions)).collect();
     // Never an error: nobody closes the semaphore.
-    let _searching = SEARCHES.acquire().await;
+    let searching = SEARCHES.acquire().await;
     let shown = tokio::task::spawn_blocking(move || {
+        // The search goes on if the asker goes away, and keeps its place until it ends.
+        let _searching = searching;
         let absent = named.iter().flat_map(|(_, _, record, _)| absent_of(record));
         let memories = Memory::search(&memories, &absent.collect::<Vec<_>>());
         let shown = named.iter().cloned().map(|(device, tenant, record, others)| {
@@ -202,8 +204,10 @@ pub(super) async fn explain(state: &HttpState, body: &[u8]) -> Result<Vec<ChainS
     let seen = state.ask_actors(move |actor| actor.core().store().explain(&fingerprint, &asked)).await;
     let seen: Vec<(u16, ExplainedChain)> = seen.collect();
     // Never an error: nobody closes the semaphore.
-    let _searching = SEARCHES.acquire().await;
+    let searching = SEARCHES.acquire().await;
     let shown = tokio::task::spawn_blocking(move || {
+        // The search goes on if the asker goes away, and keeps its place until it ends.
+        let _searching = searching;
         let memories: Vec<(u16, RememberedEvictions)> =
             seen.iter().map(|(device, seen)| (*device, seen.evictions.clone())).collect();
         let asked: Vec<_> = hashes.iter().map(|hash| (&fingerprint, hash)).collect();
