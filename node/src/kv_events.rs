@@ -126,16 +126,21 @@ impl KvEvents {
         // The feeds are in the order of the devices.
         loop {
             match self.wait(&mut live).await {
+                Woken::Changed(_, Err(RecvError::Lagged(_))) => {
+                    // After one stall the feeds of all devices have lost changes. All chunks are published once, not once for each.
+                    live.iter_mut().for_each(|feed| *feed = feed.resubscribe());
+                    self.publish_all(&actors).await;
+                }
                 Woken::Changed(_, Ok(batch)) if batch.is_restart => self.publish_all(&actors).await,
                 Woken::Changed(device, Ok(batch)) => {
                     self.publish_changes(device, &actors, &batch.changes).await;
                 }
-                Woken::Changed(_, Err(RecvError::Lagged(_))) => self.publish_all(&actors).await,
                 Woken::Changed(_, Err(RecvError::Closed)) => return,
                 Woken::Described(names) => self.publish_described(&names),
+                Woken::Asked(ask) if ask.answer.is_closed() => {}
                 Woken::Asked(ask) => {
                     // An error: the asker is gone.
-                    let _ = ask.answer.send(self.snapshot(&ask.topic, actors.len()));
+                    let _ = ask.answer.send(self.snapshot(&ask.topic, actors.len()).await);
                 }
             }
         }
@@ -215,19 +220,24 @@ impl KvEvents {
 
     /// The held chunks of all topics that begin with `topic`, as messages with the number of each topic's last message. They are
     /// encoded one by one as the asker takes them: encoded, the chunks take many times the memory.
-    fn snapshot(&self, topic: &[u8], devices: usize) -> Vec<Part> {
-        let topics = self.numbers.iter().filter(|(name, _)| name.as_bytes().starts_with(topic));
+    async fn snapshot(&self, topic: &[u8], devices: usize) -> Vec<Part> {
+        let wanted = |fingerprint: &Fingerprint| {
+            let known = self.namespaces.get(fingerprint);
+            known.filter(|known| known.topic.as_bytes().starts_with(topic))
+        };
+        let mut held: HashMap<(&str, u16), Vec<Event>> = HashMap::new();
+        let events =
+            self.told.events(|fingerprint| wanted(fingerprint).map(|known| known.chunk_tokens)).await;
+        for ((fingerprint, device), events) in events {
+            if let Some(known) = wanted(&fingerprint) {
+                held.entry((&known.topic, device)).or_default().extend(events);
+            }
+        }
         let mut snapshot = Vec::new();
-        for (topic, next) in topics {
-            let of = |fingerprint: &Fingerprint| {
-                self.namespaces
-                    .get(fingerprint)
-                    .filter(|known| known.topic == *topic)
-                    .map(|known| known.chunk_tokens)
-            };
+        for (topic, next) in self.numbers.iter().filter(|(name, _)| name.as_bytes().starts_with(topic)) {
             for device in 0..devices as u16 {
                 let mut events = vec![Event::AllBlocksCleared {}];
-                events.extend(self.told.events(device, of));
+                events.extend(held.remove(&(topic.as_str(), device)).unwrap_or_default());
                 let (topic, hashes) = (Bytes::copy_from_slice(topic.as_bytes()), self.hashes);
                 snapshot.push(Part { topic, number: next.saturating_sub(1), device, hashes, events });
             }

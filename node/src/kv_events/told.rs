@@ -1,12 +1,13 @@
 //! Tracks the chunks that subscribers were told of, and makes the events for changes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use larder_core::store::{Change, ChangeKind};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
+use tokio::task::yield_now;
 
 use crate::config::EventHashes;
 use crate::described::{DescribedChunk, Name};
@@ -115,34 +116,44 @@ impl Told {
         held.filter(|holding| holding.described.is_none()).map(|holding| holding.device).collect()
     }
 
-    /// Events for all chunks that a GPU holds, parents first, in the namespaces for which `chunk_tokens` returns the tokens of a
-    /// chunk.
-    pub(super) fn events(
+    /// Events for all held chunks, parents first, by namespace and GPU, in the namespaces for which `chunk_tokens` returns the
+    /// tokens of a chunk. Other tasks run in between: a node may hold millions of chunks.
+    pub(super) async fn events(
         &self,
-        device: u16,
         chunk_tokens: impl Fn(&Fingerprint) -> Option<u32>,
-    ) -> Vec<Event> {
-        let mut held: Vec<(&Fingerprint, u32, &Holding)> = Vec::new();
-        for ((fingerprint, _), holdings) in &self.chunks {
-            let Some(tokens) = chunk_tokens(fingerprint) else { continue };
-            held.extend(
-                holdings.iter().filter(|one| one.device == device).map(|one| (fingerprint, tokens, one)),
-            );
-        }
-        held.sort_unstable_by_key(|(fingerprint, _, one)| (fingerprint.0, one.chunk.index));
-        if !self.tells_tokens {
-            return held.into_iter().map(|(_, tokens, one)| Event::bare(&one.chunk, tokens)).collect();
-        }
-        let mut events = Vec::new();
-        let mut known: HashSet<(Fingerprint, ChunkHash)> = HashSet::new();
-        for (&fingerprint, _, one) in held {
-            let follows = one.parent().is_none_or(|parent| known.contains(&(fingerprint, parent)));
-            if let (Some(described), true) = (&one.described, follows) {
-                known.insert((fingerprint, one.chunk.hash));
-                events.push(Event::Described(Arc::clone(described)));
+    ) -> BTreeMap<(Fingerprint, u16), Vec<Event>> {
+        let mut held: BTreeMap<(Fingerprint, u16), Vec<&Holding>> = BTreeMap::new();
+        for (number, ((fingerprint, _), holdings)) in self.chunks.iter().enumerate() {
+            if number % CHUNKS_AT_ONCE == 0 {
+                yield_now().await;
+            }
+            if chunk_tokens(fingerprint).is_some() {
+                holdings.iter().for_each(|one| held.entry((*fingerprint, one.device)).or_default().push(one));
             }
         }
+        let mut events = BTreeMap::new();
+        for ((fingerprint, device), mut held) in held {
+            yield_now().await;
+            held.sort_unstable_by_key(|one| one.chunk.index);
+            let tokens = chunk_tokens(&fingerprint).unwrap_or_default();
+            events.insert((fingerprint, device), self.events_of(&held, tokens));
+        }
         events
+    }
+
+    /// Events for chunks of one namespace that one GPU holds, parents first.
+    fn events_of(&self, held: &[&Holding], chunk_tokens: u32) -> Vec<Event> {
+        if !self.tells_tokens {
+            return held.iter().map(|one| Event::bare(&one.chunk, chunk_tokens)).collect();
+        }
+        let mut known: HashSet<ChunkHash> = HashSet::new();
+        let told = |one: &&Holding| {
+            let follows = one.parent().is_none_or(|parent| known.contains(&parent));
+            let described = one.described.as_ref().filter(|_| follows)?;
+            known.insert(one.chunk.hash);
+            Some(Event::Described(Arc::clone(described)))
+        };
+        held.iter().filter_map(told).collect()
     }
 
     fn gain(
@@ -361,6 +372,9 @@ const LOCALITY: &str = "LOCAL";
 /// The owner of the chunks.
 const OWNER: &str = "larder";
 
+/// Chunks that are looked through before other tasks run.
+const CHUNKS_AT_ONCE: usize = 4_096;
+
 #[cfg(test)]
 mod tests {
     use larder_protocol::describe::{Describe, Described};
@@ -430,6 +444,13 @@ mod tests {
         assert_eq!(told, [bare(&[1, 2], None), bare(&[4], Some(3)), removed(&[2, 1])]);
     }
 
+    /// The events for all chunks that a GPU holds.
+    fn held_by(told: &Told, device: u16, chunk_tokens: Option<u32>) -> Vec<Event> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let events = runtime.block_on(told.events(|_| chunk_tokens));
+        events.into_iter().filter(|((_, of), _)| *of == device).flat_map(|(_, events)| events).collect()
+    }
+
     #[test]
     fn a_described_chunk_is_told_and_removed_block_by_block() {
         let (descriptions, mut told) = (descriptions(&[1, 2]), Told::new(true));
@@ -444,9 +465,9 @@ mod tests {
         assert_eq!(events, [each(1), each(2)], "the third waits for its tokens");
         let lost = [change(ChangeKind::Lost, 3, 2), change(ChangeKind::Lost, 2, 1)];
         assert_eq!(tell(&mut told, 0, &lost, 256, described), [removed(&[102, 2])]);
-        assert_eq!(told.events(0, |_| Some(256)), [each(1)]);
-        assert_eq!(told.events(1, |_| Some(256)), []);
-        assert_eq!(told.events(0, |_| None), []);
+        assert_eq!(held_by(&told, 0, Some(256)), [each(1)]);
+        assert_eq!(held_by(&told, 1, Some(256)), []);
+        assert_eq!(held_by(&told, 0, None), []);
     }
 
     #[test]
@@ -464,7 +485,7 @@ mod tests {
         assert_eq!(say(ChangeKind::Gained, 1), [each(1), each(2)]);
         assert_eq!(say(ChangeKind::Gained, 3), [each(3), each(4)]);
         assert_eq!(say(ChangeKind::Lost, 2), [removed(&[102, 2])]);
-        assert_eq!(told.events(0, |_| Some(256)), [each(1)], "the others have no parent for who comes later");
+        assert_eq!(held_by(&told, 0, Some(256)), [each(1)], "the others have no parent for who comes later");
         assert!(told.orphans.is_empty());
     }
 
