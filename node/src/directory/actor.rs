@@ -110,9 +110,10 @@ impl DirectoryActor {
         (self.view.table, self.view.own) = (table, own);
     }
 
-    /// Sends the due messages. Changes for which this node is home go to its own shard at once.
+    /// Sends the due messages. Changes for which this node is home go to its own shard at once, but only some at a time: requests
+    /// of other nodes are answered in between.
     fn send_due(&mut self, ctx: &mut Context<Self>) {
-        loop {
+        for _ in 0..OWN_BATCHES {
             let mut has_own = false;
             let is_near = |home| {
                 let member = self.view.table.member(home);
@@ -127,7 +128,7 @@ impl DirectoryActor {
                     self.send(outgoing, ctx);
                 }
             }
-            // The own shard has answered, so more may be due. This ends when nothing waits, or when the stream starts anew.
+            // The own shard has answered, so more may be due.
             if !has_own {
                 break;
             }
@@ -439,6 +440,9 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// Messages that may wait.
 const MAILBOX_MESSAGES: usize = 1_024;
+
+/// Batches of changes that the directory takes from this node's own actors at once.
+const OWN_BATCHES: u32 = 4;
 
 /// Limit of questions to other homes at a time. Beyond it, unknown chunks count as held by nobody.
 const MAX_FINDS: usize = 4_096;
