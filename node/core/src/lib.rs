@@ -47,6 +47,7 @@ pub mod store;
 mod tests;
 pub mod tiers;
 mod time;
+mod unshown;
 pub mod what_if;
 
 use std::collections::{HashMap, VecDeque};

@@ -12,6 +12,7 @@ mod holders;
 mod prefetches;
 mod segments;
 mod statistics;
+mod unshown;
 mod why;
 mod written;
 

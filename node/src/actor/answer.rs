@@ -23,6 +23,9 @@ pub(super) struct PendingRequest {
     pub(super) started: Duration,
 }
 
+/// Extents with their descriptors.
+type Shown = (Vec<Extent>, Vec<OwnedFd>);
+
 impl GpuActor {
     /// Answers a request. A session that ended needs no answer: its end releases what it held.
     pub(super) fn reply(&mut self, asked: PendingRequest, answer: Answer) {
@@ -52,8 +55,7 @@ impl GpuActor {
     }
 
     /// An answer with places, and with the descriptors of extents that the session sees for the first time.
-    pub(super) fn show_answer(&self, mut response: Response, new_extents: &[u32]) -> Answer {
-        let (shown, descriptors) = self.show(new_extents);
+    pub(super) fn show_answer(mut response: Response, (shown, descriptors): Shown) -> Answer {
         match &mut response {
             Response::Reserved(Reserved { extents, .. })
             | Response::InPlace(InPlace { leased: Some(Leased { extents, .. }), .. }) => *extents = shown,
@@ -63,9 +65,8 @@ impl GpuActor {
     }
 
     /// A lease's answer, with the places.
-    pub(super) fn show_lease(&self, leased: store::Leased) -> Answer {
+    pub(super) fn show_lease(&self, leased: store::Leased, (extents, descriptors): Shown) -> Answer {
         self.hands.metrics.count(&Counted::Leased(leased.bytes));
-        let (extents, descriptors) = self.show(&leased.new_extents);
         let response = Response::Leased(Leased {
             lease: leased.lease,
             chunks: leased.chunks,
@@ -76,20 +77,22 @@ impl GpuActor {
         Answer { response: Some(response), descriptors }
     }
 
-    /// The descriptors of extents that a session sees for the first time.
-    pub(super) fn show(&self, extents: &[u32]) -> (Vec<Extent>, Vec<OwnedFd>) {
-        let shown = extents.iter().filter_map(|&extent| {
+    /// The extents that a session sees for the first time; `None` if there are not enough descriptors for all of them.
+    pub(super) fn show(&self, extents: &[u32]) -> Option<Shown> {
+        let shown = extents.iter().map(|&extent| {
             let memory = self.hands.arena.extent(extent);
-            match memory.descriptor().try_clone_to_owned() {
-                Ok(descriptor) => Some((Extent { extent, bytes: memory.bytes() }, descriptor)),
-                Err(error) => {
-                    tracing::error!(extent, %error, "no descriptor left for an extent: raise the limit of open files");
-                    None
-                }
-            }
+            let descriptor = memory.descriptor().try_clone_to_owned()?;
+            Ok((Extent { extent, bytes: memory.bytes() }, descriptor))
         });
-        shown.unzip()
+        shown.collect::<std::io::Result<Shown>>().inspect_err(no_descriptor_left).ok()
     }
+}
+
+fn no_descriptor_left(error: &std::io::Error) {
+    tracing::error!(
+        %error,
+        "no descriptor left to show an engine the memory of its blocks: it is asked to wait; raise the limit of open files"
+    );
 }
 
 impl From<Response> for Answer {

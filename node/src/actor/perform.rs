@@ -121,10 +121,10 @@ impl GpuActor {
 
     fn perform(&mut self, effect: Effect, ctx: &mut Context<Self>) {
         match effect {
-            Effect::Answer { request, response, new_extents } => {
-                let answer = self.show_answer(response, &new_extents);
-                self.answer(request, answer);
-            }
+            Effect::Answer { request, response, new_extents } => match self.show(&new_extents) {
+                Some(shown) => self.answer(request, Self::show_answer(response, shown)),
+                None => self.core.cannot_show(Effect::Answer { request, response, new_extents }),
+            },
             Effect::Done { request } => self.answer(request, NO_ANSWER),
             Effect::Found { request, ask, found } => {
                 self.looked_up(request.session, &ask, &found);
@@ -137,10 +137,10 @@ impl GpuActor {
                     Err(refused) => self.answer(request, refused),
                 }
             }
-            Effect::Leased { request, leased } => {
-                let answer = self.show_lease(leased);
-                self.answer(request, answer);
-            }
+            Effect::Leased { request, leased } => match self.show(&leased.new_extents) {
+                Some(shown) => self.answer(request, self.show_lease(leased, shown)),
+                None => self.core.cannot_show(Effect::Leased { request, leased }),
+            },
             Effect::Refused { request, refused } => self.answer(request, refused),
             Effect::FindStored { question, fingerprint, chunks, blocks } => {
                 self.find_stored(question, fingerprint, chunks, &blocks, ctx);

@@ -340,6 +340,11 @@ impl Store {
         Ok(())
     }
 
+    /// Notes that the answer that should have shown new extents to a session was not given: a later answer shows them.
+    pub fn was_not_shown(&mut self, session: SessionId, new_extents: &[u32]) {
+        new_extents.iter().for_each(|&extent| self.sessions.was_not_shown(session, extent));
+    }
+
     /// Makes every check that a chain must pass, and returns the place of each of its chunks.
     pub(super) fn walk(&self, number: NamespaceId, chain: &Chain) -> Result<Vec<Presence>, Refused> {
         let namespace = self.namespaces.get(number);

@@ -167,6 +167,21 @@ impl Store {
         Ok(())
     }
 
+    /// Gives a reservation back of which its session was not told: nobody can have written to its slots, so all are free at once.
+    ///
+    /// # Errors
+    /// As [`Store::abort`].
+    pub fn withdraw(&mut self, session: SessionId, reservation: u64) -> Result<(), Refused> {
+        let held = self.session_mut(session)?;
+        let unknown = Refused::Unknown { what: "reservation", number: reservation };
+        let Reservation { namespace, slices, items, bytes, .. } =
+            held.reservations.remove(&reservation).ok_or(unknown)?;
+        held.reserved_bytes -= bytes;
+        self.undo(&items, namespace, &slices);
+        self.evict_above_watermark();
+        Ok(())
+    }
+
     /// Ends the right to commit a reservation. Slots that the engine could write to directly are quarantined until its process is
     /// gone. Slots that are being copied into are freed at the end of the copy. All other slots are free at once.
     pub(super) fn lapse(&mut self, session: SessionId, reservation: u64) {

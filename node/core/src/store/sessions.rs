@@ -177,6 +177,11 @@ impl Sessions {
         is_new
     }
 
+    /// Notes that a session was not given an extent's memory after all. Its process may have the memory from another session.
+    pub(crate) fn was_not_shown(&mut self, id: SessionId, extent: u32) {
+        self.open.get_mut(&id).into_iter().for_each(|session| _ = session.extents.remove(&extent));
+    }
+
     /// Takes out the orphaned leases of such chunks.
     pub(crate) fn take_orphaned(&mut self, is_such: impl Fn(ChunkId) -> bool) -> Vec<Box<[ChunkId]>> {
         let leases = self.processes.values_mut().flat_map(|process| {

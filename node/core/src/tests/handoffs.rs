@@ -169,6 +169,24 @@ fn chunks_that_another_node_writes_are_ordered_once_and_each_layer_is_news() {
 }
 
 #[test]
+fn places_of_followed_chunks_that_could_not_be_shown_are_told_again() {
+    let mut w = world();
+    let follow = w.follow("a", Some("b"));
+    let (order, _) = w.order();
+    w.layers_come(order, 0, 0);
+    let request = w.ask_in_place(follow, (1, 0), 0);
+    let answer = w.next();
+    w.core.cannot_show(answer);
+    assert!(matches!(w.refused(request), Refused::Busy { .. }));
+    w.ask_in_place(follow, (1, 0), 0);
+    let Effect::Answer { response: Response::InPlace(in_place), new_extents, .. } = w.next() else {
+        panic!("news");
+    };
+    assert_eq!((in_place.layers, in_place.leased.map(|leased| leased.places.len())), (1, Some(1)));
+    assert_eq!(new_extents.len(), 1);
+}
+
+#[test]
 fn a_writer_that_dies_leaves_nothing_of_a_hand_over_under_way() {
     let mut w = world();
     let follow = w.follow("ab", Some("b"));

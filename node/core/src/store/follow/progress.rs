@@ -66,6 +66,16 @@ impl Store {
         Ok(Some(leased))
     }
 
+    /// Notes that the session was not told the places of a follow after all: they are given again with the next news.
+    ///
+    /// # Errors
+    /// As [`Store::followed`].
+    pub fn hide_followed(&mut self, session: SessionId, follow: u64) -> Result<(), Refused> {
+        self.followed(session, follow)?;
+        self.follow_mut(follow, |open| open.is_shown = false);
+        Ok(())
+    }
+
     /// The number of layers that are in place in every block that a follow wants of the chunk at a position. A complete block
     /// does not lower the number, even if its pool has fewer layers.
     fn layers_of(&self, open: &Follow, position: usize) -> u32 {
