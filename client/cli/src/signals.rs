@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::io;
 
+use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Ready at the first SIGINT or SIGTERM after this call. Needs a tokio runtime.
@@ -15,6 +16,13 @@ pub(crate) fn stop() -> io::Result<impl Future<Output = ()>> {
             _ = terminate.recv() => {}
         }
     })
+}
+
+/// From now on, a file that would grow beyond the process's limit of file sizes is an error of its writer (EFBIG); without this the
+/// system ends the process. Needs a tokio runtime.
+pub(crate) fn outlive_limit_of_file_sizes() -> io::Result<()> {
+    // The handler stays when nobody listens any more.
+    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop)
 }
 
 /// As [`stop`], and ready at SIGHUP too, which tells that the terminal is closed. If this process was told to outlive its terminal

@@ -576,3 +576,25 @@ fn a_command_without_memory_says_so_and_does_not_abort() {
     });
     assert!(is_refused, "no limit was between too little to begin and enough to end");
 }
+
+#[test]
+fn a_node_whose_disk_tier_is_beyond_the_limit_of_file_sizes_serves_without_the_tier() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"4MiB\"\nextent_bytes = \"2MiB\"\n\
+        [disk]\nfolder = \"{dir}/disk\"\ncapacity_bytes = \"64MiB\"\nsegment_bytes = \"4MiB\"\n\
+        [[tenants]]\nname = \"default\"\nsocket = \"{dir}/default.sock\"\n";
+    let config = config.replace("{dir}", dir.path().to_str().unwrap());
+    std::fs::write(dir.path().join("node.toml"), config).unwrap();
+    // In units of 512 bytes: 16 MiB.
+    let script = "ulimit -f 32768; exec \"$0\" \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_larder"), "node", "--config"]);
+    let (mut child, _stdout, ready) = start(command.arg(dir.path().join("node.toml")));
+    let ready: serde_json::Value = serde_json::from_str(&ready).expect("the node serves");
+    let metrics = format!("http://{}/metrics", ready["http"].as_str().unwrap());
+    let metrics = ureq::get(metrics).call().unwrap().into_body().read_to_string().unwrap();
+    let closed = metrics.lines().find(|line| line.starts_with("larder_disk_closed"));
+    assert!(closed.is_some_and(|line| line.ends_with(" 1")), "{closed:?}");
+    send(&child, Signal::TERM);
+    assert!(child.wait().unwrap().success());
+}

@@ -63,6 +63,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     heap::keep_freed_memory();
     actix_rt::System::new().block_on(async {
         let mut stop = Box::pin(signals::stop()?);
+        signals::outlive_limit_of_file_sizes()?;
         let (limits, reloadable) = tokio::select! {
             limits = limits(args.config.as_deref(), args.record.as_deref()) => {
                 limits.context(Usage("the node cannot start".into()))?
