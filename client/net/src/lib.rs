@@ -18,6 +18,7 @@ pub mod line_file;
 pub mod metrics;
 pub mod quic;
 pub mod reload;
+pub mod seldom;
 pub mod sizes;
 pub mod tcp;
 pub mod trace;

@@ -1,10 +1,13 @@
 //! One tier's records on one device: carries out orders on the caller's thread.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::mem::Discriminant;
 use std::sync::Arc;
+use std::time::Duration;
 
 use larder_core::store::ids::ChunkKey;
+use larder_net::seldom::Seldom;
 use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
@@ -45,6 +48,9 @@ pub struct Volume {
     on_gone: OnGone,
     scrub_at: u32,
     read_budget: ReadBudget,
+    /// The lines about records with each kind of fault, and about segments that cannot be read.
+    damaged: HashMap<Discriminant<Damage>, Seldom>,
+    unreadable: Seldom,
     clock: Clock,
     owners: Arc<Owners>,
     /// Why the tier is closed.
@@ -103,6 +109,8 @@ impl Volume {
             on_gone,
             scrub_at: 0,
             read_budget: ReadBudget::default(),
+            damaged: HashMap::new(),
+            unreadable: Seldom::new(QUIET),
             clock: Clock::start(),
             owners: Arc::default(),
             trouble: None,
@@ -260,6 +268,9 @@ impl DiskJob {
         }
     }
 }
+
+/// At most one line about each kind of fault is logged in this time. The metrics count every fault.
+const QUIET: Duration = Duration::from_secs(60);
 
 fn page_bytes(pages: u32) -> u64 {
     u64::from(pages) * PAGE_BYTES

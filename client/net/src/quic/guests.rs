@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout};
 
 use super::endpoint::{Connection, Incoming};
 use super::messages::{MessageError, read_body, read_header};
+use crate::seldom::Seldom;
 
 /// The limits of one identity at a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,10 +42,11 @@ struct Shared {
     limits: fn(Role) -> GuestLimits,
     /// Connections of nodes and coordinators, however many they are.
     most_members: usize,
+    started: Instant,
     known: Mutex<Known>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Known {
     handshakes: usize,
     handshakes_by_source: HashMap<IpAddr, usize>,
@@ -53,13 +55,6 @@ struct Known {
     others: usize,
     last: u64,
     turned_away: Seldom,
-}
-
-/// Decides which lines of a flood are logged: strangers must not fill a disk with lines.
-#[derive(Debug, Default)]
-struct Seldom {
-    said_at: Option<Instant>,
-    unsaid: u64,
 }
 
 #[derive(Debug)]
@@ -119,6 +114,20 @@ pub(crate) struct Handshake {
     source: IpAddr,
 }
 
+impl Known {
+    fn new() -> Self {
+        Self {
+            handshakes: 0,
+            handshakes_by_source: HashMap::new(),
+            by_identity: HashMap::new(),
+            members: 0,
+            others: 0,
+            last: 0,
+            turned_away: Seldom::new(QUIET),
+        }
+    }
+}
+
 impl Counted {
     fn is_open(&self) -> bool {
         match self {
@@ -135,24 +144,17 @@ impl Counted {
     }
 }
 
-impl Seldom {
-    /// The number of lines that were left out before this line; `None` if it is left out too.
-    fn says(&mut self, now: Instant) -> Option<u64> {
-        if self.said_at.is_some_and(|at| now - at < QUIET) {
-            self.unsaid += 1;
-            return None;
-        }
-        self.said_at = Some(now);
-        Some(std::mem::take(&mut self.unsaid))
-    }
-}
-
 impl Guests {
     /// No connections yet. `limits` gives the limits of each role. All nodes and coordinators together may have `most_members`
     /// connections.
     #[must_use]
     pub fn new(limits: fn(Role) -> GuestLimits, most_members: usize) -> Self {
-        Self(Arc::new(Shared { limits, most_members, known: Mutex::default() }))
+        Self(Arc::new(Shared {
+            limits,
+            most_members,
+            started: Instant::now(),
+            known: Mutex::new(Known::new()),
+        }))
     }
 
     /// Ends the handshake of a connection that came in, and lets the client in if it may. Logs connections that are turned away,
@@ -169,7 +171,8 @@ impl Guests {
     }
 
     pub(crate) fn log(&self, remote: SocketAddr, turned_away: &TurnedAway) {
-        let Some(more) = crate::lock(&self.0.known).turned_away.says(Instant::now()) else { return };
+        let now = self.0.started.elapsed();
+        let Some(more) = crate::lock(&self.0.known).turned_away.says(now) else { return };
         let source = turned_away.source.as_deref().map(tracing::field::display);
         if turned_away.reason == "version" {
             // Not always a fault: a node's block threads dial to learn whether the other node has block threads. The dialling
@@ -351,18 +354,3 @@ const CLOSED_FOR_NUMBER: VarInt = VarInt::from_u32(2);
 
 /// At most one connection that is turned away is logged in this time.
 const QUIET: Duration = Duration::from_secs(1);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn of_a_flood_one_line_a_second_is_logged_and_counts_the_others() {
-        let mut seldom = Seldom::default();
-        let now = Instant::now();
-        assert_eq!(seldom.says(now), Some(0));
-        assert_eq!([1, 500, 999].map(|ms| seldom.says(now + Duration::from_millis(ms))), [None; 3]);
-        assert_eq!(seldom.says(now + QUIET), Some(3));
-        assert_eq!(seldom.says(now + 3 * QUIET), Some(0));
-    }
-}

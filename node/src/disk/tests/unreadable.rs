@@ -142,6 +142,20 @@ fn a_drive_that_cannot_be_read_closes_the_tier_and_every_read_is_answered() {
 }
 
 #[test]
+fn a_drive_that_fails_many_reads_logs_each_cause_once_and_counts_the_others() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let log = tracing_subscriber::fmt().with_writer(file.reopen().unwrap()).finish();
+    let mut rig = Rig::new();
+    (0..20).for_each(|number| assert_eq!(rig.write(number), WriteAnswer::Durable));
+    let held: Vec<u64> = (0..20).filter(|&n| rig.volume.find(&TestChunk(n).key()).is_some()).collect();
+    held.iter().for_each(|&number| rig.lose(number));
+    tracing::subscriber::with_default(log, || held.iter().for_each(|&number| _ = rig.read(number)));
+    let lines = std::fs::read_to_string(file.path()).unwrap();
+    assert!(held.len() > 5 && rig.metrics.read_errors.get() == held.len() as u64);
+    assert_eq!(lines.lines().count(), 2, "one line of the piece, one of the segment: {lines}");
+}
+
+#[test]
 fn a_start_finds_all_that_can_be_read() {
     let mut rig = Rig::new();
     (0..30).for_each(|number| assert_eq!(rig.write(number), WriteAnswer::Durable));

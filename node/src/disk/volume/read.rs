@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem::discriminant;
 use std::sync::Arc;
 
 use larder_core::store::ids::ChunkKey;
+use larder_net::seldom::Seldom;
 use larder_protocol::{ChunkRef, PoolSet};
 use tokio::sync::oneshot;
 
@@ -15,7 +17,7 @@ use super::super::metrics::FoundBy;
 use super::super::order::{BlockPlace, ReadAnswer, ReadOrder, SnapshotPage, Why};
 use super::check::{Check, Damage};
 use super::transfers::{ReadAhead, Region};
-use super::{Volume, page_bytes};
+use super::{QUIET, Volume, page_bytes};
 
 /// An order, and the channel of its result.
 pub type Reading = (ReadOrder, oneshot::Sender<ReadAnswer>);
@@ -265,7 +267,12 @@ impl Volume {
             // Another read of the same batch has found the damage already.
             return Ok(());
         }
-        tracing::error!(chunk = %key.hash, ?damage, ?by, "wrong bytes on disk: the chunk is forgotten");
+        if damage != Damage::Unreadable {
+            let said = self.damaged.entry(discriminant(&damage)).or_insert_with(|| Seldom::new(QUIET));
+            if let Some(more) = said.says(self.clock.elapsed()) {
+                tracing::error!(chunk = %key.hash, ?damage, ?by, more, "wrong bytes on disk: the chunk is forgotten");
+            }
+        }
         self.log.forget(key);
         self.tell_gone(vec![*key], Why::Damaged);
         if damage == Damage::Unreadable {
@@ -280,10 +287,13 @@ impl Volume {
     /// # Errors
     /// Fails if the drive fails too often.
     pub(super) fn found_unreadable(&mut self, segment: u32) -> io::Result<()> {
-        tracing::error!(
-            segment,
-            "the drive cannot read a part of the disk tier: the rest of its segment is moved away"
-        );
+        if let Some(more) = self.unreadable.says(self.clock.elapsed()) {
+            tracing::error!(
+                segment,
+                more,
+                "the drive cannot read a part of the disk tier: its chunk is forgotten, the rest of its segment is moved away"
+            );
+        }
         self.metrics.read_errors.inc();
         self.log.give_up_soon(segment);
         if self.read_budget.failed(self.clock.elapsed()) {

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use super::super::format::PAGE_BYTES;
 use super::super::io::{Buffer, Direction, DiskDevice, Finished, Memory, Transfer};
 use super::super::metrics::DiskMetrics;
+use super::QUIET;
 use crate::arena::ExtentMemory;
 use crate::clock::Clock;
+use larder_net::seldom::Seldom;
 
 /// A device, and the buffers through which everything passes.
 pub(super) struct Transfers {
@@ -23,6 +25,7 @@ pub(super) struct Transfers {
     last_tag: u64,
     /// The bytes to write next, not yet a whole piece.
     filling: Option<Filling>,
+    unreadable: Seldom,
 }
 
 struct Filling {
@@ -74,6 +77,7 @@ impl Transfers {
             arrived: Vec::new(),
             last_tag: WRITE_TAG,
             filling: None,
+            unreadable: Seldom::new(QUIET),
         }
     }
 
@@ -186,7 +190,9 @@ impl Transfers {
                 match &result {
                     Ok(()) => self.metrics.read_bytes.inc_by(bytes as u64),
                     Err(error) => {
-                        tracing::warn!(%error, bytes, "the drive cannot read a piece of the disk tier")
+                        if let Some(more) = self.unreadable.says(self.clock.elapsed()) {
+                            tracing::warn!(%error, bytes, more, "the drive cannot read a piece of the disk tier");
+                        }
                     }
                 }
                 return Ok(Some(ReadPart { memory, bytes, is_read: result.is_ok() }));
