@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use larder_protocol::Fingerprint;
-use larder_protocol::peer::Class;
+use larder_protocol::peer::{Class, RetryAfter};
 use larder_protocol::table::{Holder, NodeNumber};
 
 use crate::Core;
@@ -14,6 +14,7 @@ use crate::cause::Cause;
 use crate::directory::Holders;
 use crate::effect::{Counted, Effect, FetchOrder};
 use crate::event::{Arrival, Below, FetchFailure, OrderNumber};
+use crate::exchange::BusyPause;
 use crate::loading::Meter;
 use crate::lookups::NotDelivered;
 use crate::placement::{Placement, PlacementRule, place_by_reads, place_by_worth};
@@ -42,6 +43,8 @@ pub(crate) struct Fetch {
     deadline: Duration,
     /// The order that asks an actor for the chunk.
     order: Option<OrderNumber>,
+    /// The pauses before busy siblings are asked again.
+    pause: BusyPause,
     /// The reason why the last place did not give the chunk.
     pub(crate) failed: Option<NotDelivered>,
     pub(super) cause: Cause,
@@ -81,6 +84,7 @@ impl Fetch {
             candidates,
             copies,
             is_asked_again,
+            pause: BusyPause::default(),
             is_object_asked,
             is_taken: false,
             deadline,
@@ -361,16 +365,21 @@ impl Core {
         self.ask_again(lost);
     }
 
-    /// Orders chunks of a busy sibling again at the time that the sibling named, until the chunks' deadline.
+    /// Orders chunks of a busy sibling again, not before the time that the sibling named and later each time, until the chunks'
+    /// deadline.
     fn ask_busy_sibling_again(&mut self, holder: Holder, busy: Vec<(FetchId, u64)>) {
-        let Some(pause_ms) = busy.iter().map(|&(_, pause_ms)| pause_ms).max() else { return };
-        for (id, _) in &busy {
-            if let Some(fetch) = self.bring.fetches.get_mut(id) {
+        if busy.is_empty() {
+            return;
+        }
+        let mut longest = Duration::ZERO;
+        for &(id, retry_after_ms) in &busy {
+            if let Some(fetch) = self.bring.fetches.get_mut(&id) {
                 // Other holders are asked first.
                 fetch.candidates.insert(0, holder);
+                longest = longest.max(fetch.pause.next(RetryAfter { retry_after_ms }, AVERAGE));
             }
         }
-        let at = (self.now + Duration::from_millis(pause_ms), self.bring.next_number());
+        let at = (self.now + longest, self.bring.next_number());
         self.bring.retries.insert(at, busy.into_iter().map(|(id, _)| id).collect());
     }
 
@@ -494,3 +503,6 @@ const ORDER_BYTES: u64 = 4 << 20;
 
 /// Actors whose speed is remembered.
 const MAX_METERED_PEERS: usize = 4_096;
+
+/// A chance that makes a pause as long as it is on average: the few actors of a node need not be kept apart.
+const AVERAGE: f64 = 0.5;

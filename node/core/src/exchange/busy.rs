@@ -10,7 +10,7 @@ pub struct BusyPause(Duration);
 
 impl BusyPause {
     /// The next pause. Half of it is random, so that requesters that were refused together do not return together.
-    pub(super) fn next(&mut self, RetryAfter { retry_after_ms }: RetryAfter, chance: f64) -> Duration {
+    pub(crate) fn next(&mut self, RetryAfter { retry_after_ms }: RetryAfter, chance: f64) -> Duration {
         let said = Duration::from_millis(retry_after_ms.clamp(1, LONGEST_PAUSE_MS));
         self.0 = said.max(self.0 * 2).min(Duration::from_millis(LONGEST_PAUSE_MS));
         self.0.mul_f64(0.75 + chance / 2.0)

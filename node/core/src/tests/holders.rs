@@ -157,6 +157,22 @@ fn a_busy_peer_is_passed_for_another_and_a_busy_sibling_is_asked_again_when_it_s
 }
 
 #[test]
+fn the_pauses_before_a_busy_sibling_is_asked_again_grow_up_to_a_bound() {
+    let mut w = World::new(Sources { siblings: Some(DEADLINE), ..PEERS });
+    w.lease("a");
+    let Effect::FindSiblings { question, .. } = w.next() else { panic!("the siblings") };
+    w.tell(Event::SiblingsFound { question, holders: vec![of_sibling(1)] });
+    for pause_ms in [5, 10, 20, 40, 80, 100, 100] {
+        let asked = w.fetch();
+        w.ended(asked.order, vec![Arrival::Busy { retry_after_ms: 5 }]);
+        w.pass(Duration::from_millis(pause_ms - 1));
+        assert!(w.is_idle(), "before {pause_ms} ms");
+        w.pass(Duration::from_millis(1));
+    }
+    assert_eq!(w.fetch().holder, sibling(1));
+}
+
+#[test]
 fn a_sibling_that_is_busy_while_others_have_the_chunk_is_asked_after_them() {
     let mut w = World::new(Sources { siblings: Some(DEADLINE), ..PEERS });
     w.lease("a");
