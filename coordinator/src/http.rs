@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use actix_web::web::{Data, ServiceConfig, get, post};
 use actix_web::{HttpResponse, error};
+use larder_net::audit::Audit;
 use larder_net::http::in_pieces;
 use larder_net::trace::Sampler;
 use larder_protocol::table::MemberState;
@@ -128,6 +129,7 @@ pub(crate) struct HttpState {
     /// Bodies of questions that are being read and understood.
     pub(crate) bodies: Bodies,
     pub(crate) metrics: Metrics,
+    pub(crate) audit: Audit,
     pub(crate) uptime: Uptime,
     /// Decides which questions are traced.
     pub(crate) sampler: Sampler,

@@ -151,6 +151,13 @@ pub enum JoinRefused {
     },
 }
 
+/// A node of that name is a member, so it is not lost.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is a member of the cluster, so it cannot be forgotten: a node that stops properly needs no forgetting"
+)]
+pub struct IsMember(String);
+
 /// The result of a node's heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beat {
@@ -312,7 +319,7 @@ impl Membership {
         // It reports anew whom it does not reach.
         self.members.values_mut().for_each(|known| _ = known.unanswered.remove(&number));
         self.judge_at = 0;
-        self.lost.came_back(name);
+        self.lost.forget(name);
         Ok(Joined { number, heartbeat_ms: self.patience.heartbeat_ms })
     }
 
@@ -375,6 +382,20 @@ impl Membership {
         self.is_changed |= self.lost.all().len() < lost;
         self.patience = patience;
         self.judge_at = 0;
+    }
+
+    /// Forgets a lost node that will never come back; returns whether it was lost.
+    ///
+    /// # Errors
+    /// [`IsMember`], with nothing changed.
+    pub fn forget(&mut self, name: &str) -> Result<bool, IsMember> {
+        if self.members.values().any(|known| known.member.name == name) {
+            return Err(IsMember(name.to_owned()));
+        }
+        let was_lost = self.lost.forget(name);
+        // The state file follows with the next table.
+        self.is_changed |= was_lost;
+        Ok(was_lost)
     }
 
     /// Notes whether a node leaves soon. Its partitions move now, so that others know their new homes before it leaves.

@@ -102,12 +102,15 @@ impl Server {
                     Ok(reloaded) => CoordinatorMessage::Reloaded(Box::new(reloaded)),
                     Err(refused) => CoordinatorMessage::Refused(refused),
                 };
-                let mut send = send;
-                // An error means that the admin went away.
-                if write_message(&mut send, &answer).await.is_ok() {
-                    let _ = send.finish();
-                    let _ = timeout(FLUSH_DEADLINE, send.stopped()).await;
-                }
+                answer_admin(send, &answer).await;
+            }
+            (FollowerMessage::Forget(node), Role::Admin) => {
+                let by = format!("admin {}", connection.peer().name);
+                let answer = match self.membership.forget(&node, &by, &self.audit) {
+                    Ok(was_lost) => CoordinatorMessage::Forgot(was_lost),
+                    Err(refused) => CoordinatorMessage::Refused(refused.to_string()),
+                };
+                answer_admin(send, &answer).await;
             }
             (FollowerMessage::Who(asker), role) => {
                 let asker = asker.filter(|_| role == Role::Coordinator);
@@ -352,7 +355,8 @@ impl Server {
                     FollowerMessage::Join(_)
                     | FollowerMessage::Watch
                     | FollowerMessage::Who(_)
-                    | FollowerMessage::Reload,
+                    | FollowerMessage::Reload
+                    | FollowerMessage::Forget(_),
                 )) => {
                     return self.metrics.rejected("out_of_order");
                 }
@@ -431,6 +435,15 @@ async fn write(
     // An error means that the follower went away.
     let _ = send.finish();
     let _ = timeout(FLUSH_DEADLINE, send.stopped()).await;
+}
+
+/// Sends the only answer of a stream.
+async fn answer_admin(mut send: SendStream, answer: &CoordinatorMessage) {
+    // An error means that the admin went away.
+    if write_message(&mut send, answer).await.is_ok() {
+        let _ = send.finish();
+        let _ = timeout(FLUSH_DEADLINE, send.stopped()).await;
+    }
 }
 
 /// Turns an IPv4 address from an IPv6 socket into plain IPv4.

@@ -290,6 +290,7 @@ async fn serve_noting<R: Register + 'static>(
         console_tokens,
         bodies: Bodies::new(),
         metrics: metrics.clone(),
+        audit: audit.clone(),
         uptime,
         sampler: config.tracing.sampler(),
     });

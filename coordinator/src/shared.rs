@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::membership::Membership;
+use larder_net::audit::Audit;
+
+use crate::membership::{IsMember, Membership};
 
 /// The membership, shared with HTTP. It is locked only briefly.
 #[derive(Debug, Clone)]
@@ -15,5 +17,21 @@ impl SharedMembership {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Membership> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets a lost node as an admin wants; returns whether it was lost. The audit log has a line of it.
+    ///
+    /// # Errors
+    /// The node is a member.
+    pub(crate) fn forget(&self, node: &str, by: &str, audit: &Audit) -> Result<bool, IsMember> {
+        let forgot = self.lock().forget(node);
+        let outcome = match &forgot {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("it is not lost"),
+            Err(_) => Err("it is a member"),
+        };
+        tracing::info!(by, node, ?outcome, "an admin has a lost node forgotten");
+        audit.note(by, "forget", node, outcome);
+        forgot
     }
 }

@@ -154,10 +154,19 @@ impl Place {
 
     /// Has an admin ask a coordinator to reload.
     async fn reload(&self, coordinator: &Coordinator, admin: &str) -> CoordinatorMessage {
+        self.admin_asks(coordinator, admin, FollowerMessage::Reload).await
+    }
+
+    async fn admin_asks(
+        &self,
+        coordinator: &Coordinator,
+        admin: &str,
+        message: FollowerMessage,
+    ) -> CoordinatorMessage {
         let endpoint = self.endpoint(&Identity::new(Role::Admin, admin));
         let connection = endpoint.connect(coordinator.ready.peer, Role::Coordinator, None).await.unwrap();
         let (mut send, mut receive) = connection.quic().open_bi().await.unwrap();
-        write_message(&mut send, &FollowerMessage::Reload).await.unwrap();
+        write_message(&mut send, &message).await.unwrap();
         read_message(&mut receive).await.unwrap().unwrap()
     }
 
@@ -668,6 +677,39 @@ fn a_purge_from_the_console_names_the_lost_nodes() {
         let (status, said) = coordinator.change(purge).await;
         assert!(status == 200 && said.contains("node-0") && said.contains("it is lost"), "{status} {said}");
         coordinator.stop();
+    });
+}
+
+#[test]
+fn an_admin_has_a_lost_node_forgotten_by_certificate_or_from_the_console() {
+    on_one_thread(async {
+        let place = Place::new();
+        let config = place.config_with_console();
+        let coordinator =
+            Coordinator::start(move |ready, stop| actix_rt::System::new().block_on(run(config, ready, stop)));
+        let names = ["node-0", "node-1", "node-2"];
+        let mut nodes = names.map(|name| place.node(name, 1, &coordinator));
+        for node in &mut nodes {
+            node.sees("all", members(3)).await;
+        }
+        nodes[1..].iter().for_each(|node| node.task.abort());
+        until("two are lost", || coordinator.status().lost.len() == 2).await;
+        let forget = |name: &str| FollowerMessage::Forget(name.to_owned());
+        let answer = place.admin_asks(&coordinator, "me", forget("node-0")).await;
+        assert!(matches!(answer, CoordinatorMessage::Refused(why) if why.contains("is a member")));
+        for (name, was_lost) in [("node-1", true), ("node-1", false), ("node-9", false)] {
+            let answer = place.admin_asks(&coordinator, "me", forget(name)).await;
+            assert_eq!(answer, CoordinatorMessage::Forgot(was_lost), "{name}");
+        }
+        let forget = |name: &str| format!(r#"{{"action": "forget", "node": "{name}"}}"#);
+        assert_eq!(coordinator.change(&forget("node-2")).await, (200, "[]".to_owned()));
+        let (status, said) = coordinator.change(&forget("node-9")).await;
+        assert!(status == 400 && said.contains("no lost node `node-9`"), "{status} {said}");
+        assert!(coordinator.status().lost.is_empty());
+        coordinator.stop();
+        let audit = std::fs::read_to_string(place.file("audit")).unwrap();
+        let line = r#""by":"admin me","action":"forget","what":"node-1","outcome":"done""#;
+        assert!(audit.contains(line), "{audit}");
     });
 }
 

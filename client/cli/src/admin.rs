@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
-use larder_coordinator::NodeStatus;
+use anyhow::{Context as _, bail, ensure};
+use larder_coordinator::{NodeStatus, Status};
 use larder_net::quic::{
     Connection, CredentialFiles, Credentials, Endpoint, TransportSettings, read_message, write_message,
 };
@@ -14,7 +14,9 @@ use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use tokio::time::timeout;
 
+use crate::address::HostPort;
 use crate::failure::Usage;
+use crate::http;
 
 /// The arguments that name an admin's certificate.
 #[derive(Debug, Clone, clap::Args)]
@@ -141,6 +143,54 @@ pub(crate) async fn ask_at(
     answer?.context("the coordinator sent no answer")
 }
 
+/// The address for nodes and admins of the coordinator whose HTTP address this is.
+///
+/// # Errors
+/// The coordinator does not answer, or is too old to say so.
+pub(crate) async fn peer_of_coordinator(address: SocketAddr) -> anyhow::Result<SocketAddr> {
+    let status = tokio::task::spawn_blocking(move || http::get_json::<Status>(&address, "/status")).await??;
+    ensure!(
+        status.peer_port > 0,
+        "{address} has an older version, which cannot do this: upgrade the coordinator"
+    );
+    Ok(SocketAddr::new(address.ip(), status.peer_port))
+}
+
+/// Asks the coordinators at all addresses of all names: a name may stand for all coordinators of a cluster. Returns the answers
+/// with the coordinators' names.
+pub(crate) async fn ask_coordinators<T>(
+    names: &[HostPort],
+    ask: impl AsyncFn(SocketAddr) -> anyhow::Result<T>,
+) -> Vec<(String, anyhow::Result<T>)> {
+    let mut answers = Vec::new();
+    for name in names {
+        match tokio::net::lookup_host(name.to_string()).await {
+            Ok(found) => answers.extend(ask_addresses(name, found.collect(), &ask).await),
+            Err(error) => answers.push((name.to_string(), Err(error.into()))),
+        }
+    }
+    answers
+}
+
+async fn ask_addresses<T>(
+    name: &HostPort,
+    mut addresses: Vec<SocketAddr>,
+    ask: &impl AsyncFn(SocketAddr) -> anyhow::Result<T>,
+) -> Vec<(String, anyhow::Result<T>)> {
+    addresses.sort_unstable();
+    addresses.dedup();
+    let mut answers = Vec::new();
+    for &address in &addresses {
+        answers.push((address, ask(address).await));
+    }
+    // A coordinator may listen at its IPv4 addresses alone, though its name has others.
+    let v4_answers = answers.iter().any(|(address, answer)| address.is_ipv4() && answer.is_ok());
+    answers.retain(|(address, answer)| address.is_ipv4() || answer.is_ok() || !v4_answers);
+    let is_only = answers.len() == 1;
+    let named = |address: SocketAddr| if is_only { name.to_string() } else { format!("{name} at {address}") };
+    answers.into_iter().map(|(address, answer)| (named(address), answer)).collect()
+}
+
 fn late(peer: &str) -> anyhow::Error {
     anyhow::anyhow!(
         "no answer from {peer} within {} s: see `larder status`, and check that UDP packets reach this address",
@@ -150,3 +200,34 @@ fn late(peer: &str) -> anyhow::Error {
 
 /// The time in which a node must answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::cluster::tests::server;
+
+    #[test]
+    fn every_address_of_a_name_is_asked() {
+        // Coordinators that are too old to name their port.
+        let coordinator = || {
+            server(
+                json!({"role": "coordinator", "version": "1", "uptime_seconds": 1.0, "epoch": "1.1", "follows": false,
+                "nodes": [], "lost": []}),
+            )
+        };
+        let addresses = vec![coordinator(), coordinator(), (Ipv6Addr::LOCALHOST, 1).into()];
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let name = HostPort::of_coordinator("larder-coordinator").unwrap();
+        let answers = runtime.block_on(ask_addresses(&name, addresses.clone(), &peer_of_coordinator));
+        for address in addresses {
+            let is_it = |(name, _): &&(String, _)| *name == format!("larder-coordinator:7600 at {address}");
+            let (_, answer) = answers.iter().find(is_it).expect("each is asked");
+            let error = answer.as_ref().unwrap_err().to_string();
+            assert_eq!(error.contains("older version"), address.is_ipv4(), "{error}");
+        }
+    }
+}

@@ -6,9 +6,9 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use larder_net::trace::{ExportError, Exporter};
 
 use crate::commands::{
-    bench, ca, completions, config, console, coordinator, dev, doctor, drain, events, explain, health, list,
-    lookup, man, metrics, node, pin, plan, policy, purge, reload, replay, restart, size, status, top, unpin,
-    r#where,
+    bench, ca, completions, config, console, coordinator, dev, doctor, drain, events, explain, forget,
+    health, list, lookup, man, metrics, node, pin, plan, policy, purge, reload, replay, restart, size,
+    status, top, unpin, r#where,
 };
 use crate::logging::LogOptions;
 use crate::tracing::{self, host_name};
@@ -66,6 +66,7 @@ pub(crate) enum Command {
     Policy(policy::Args),
     Purge(purge::Args),
     Drain(drain::Args),
+    Forget(forget::Args),
     Restart(restart::Args),
     Reload(reload::Args),
     Doctor(doctor::Args),
@@ -132,6 +133,7 @@ impl Command {
             Self::Policy(args) => policy::run(&args),
             Self::Purge(args) => purge::run(&args),
             Self::Drain(args) => drain::run(&args),
+            Self::Forget(args) => forget::run(&args),
             Self::Restart(args) => restart::run(&args),
             Self::Reload(args) => reload::run(&args),
             Self::Doctor(args) => doctor::run(&args),

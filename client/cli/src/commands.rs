@@ -11,6 +11,7 @@ pub(crate) mod doctor;
 pub(crate) mod drain;
 pub(crate) mod events;
 pub(crate) mod explain;
+pub(crate) mod forget;
 pub(crate) mod health;
 pub(crate) mod list;
 pub(crate) mod lookup;

@@ -34,6 +34,9 @@ pub enum FollowerMessage {
     Who(Option<Standing>),
     /// Makes the coordinator read its configuration again; the only message of its stream. Only an admin may send it.
     Reload,
+    /// Makes the coordinator forget the lost node of this name; the only message of its stream. Only an admin may send it.
+    /// [`CoordinatorMessage::Forgot`] answers, or a refusal if the node is a member.
+    Forget(String),
 }
 
 /// A coordinator's term, and whether it leads.
@@ -101,6 +104,8 @@ pub enum CoordinatorMessage {
     Bring,
     /// The result of reading the configuration again.
     Reloaded(Box<Reloaded>),
+    /// The coordinator does not remember a lost node of that name; whether it did before.
+    Forgot(bool),
 }
 
 impl Standing {

@@ -64,7 +64,9 @@ impl CoordinatorMessage {
             Today::InUse(in_use) => Self::InUse(in_use),
             Today::Contested(address) => Self::Contested(address),
             Today::Refused(reason) => Self::Refused(reason),
-            Today::Table(_) | Today::Standing(_) | Today::Bring | Today::Reloaded(_) => return None,
+            Today::Table(_) | Today::Standing(_) | Today::Bring | Today::Reloaded(_) | Today::Forgot(_) => {
+                return None;
+            }
         })
     }
 }

@@ -136,6 +136,7 @@ fn new_in_version_2() -> Vec<Sample> {
         FollowerMessage::Who(Some(standing())),
         FollowerMessage::Who(None),
         FollowerMessage::Reload,
+        FollowerMessage::Forget("node-1".into()),
     ];
     let coordinators = vec![
         CoordinatorMessage::Joined(Joined { number: NodeNumber(3), heartbeat_ms: 1_000 }),
@@ -152,6 +153,7 @@ fn new_in_version_2() -> Vec<Sample> {
             applied: Vec::new(),
             at_restart: vec!["b".into()],
         })),
+        CoordinatorMessage::Forgot(true),
     ];
     let mut all = messages("peer-request-since-2", new_requests());
     all.extend(messages("peer-response-since-2", new_responses()));

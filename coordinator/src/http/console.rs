@@ -132,6 +132,20 @@ enum Change {
         /// Whether they are only counted.
         dry_run: bool,
     },
+    /// Forget a lost node that will never come back.
+    Forget {
+        /// The node.
+        node: String,
+    },
+}
+
+/// Who carries out a change.
+#[derive(Debug)]
+enum Asked {
+    /// This node, or all nodes.
+    Nodes(Option<String>, Wanted),
+    /// This coordinator forgets the node.
+    Forget(String),
 }
 
 /// A tenant in a node's list.
@@ -141,9 +155,9 @@ struct NamedTenant {
 }
 
 impl Change {
-    /// The node and the request that it stands for.
-    fn wanted(self) -> Result<(Option<String>, Wanted), String> {
-        let request = |node, request| Ok((node, Wanted::Answer(request)));
+    /// The change, in the form in which it is carried out.
+    fn asked(self) -> Result<Asked, String> {
+        let request = |node, request| Ok(Asked::Nodes(node, Wanted::Answer(request)));
         match self {
             Self::Policy { node, policy } => request(node, PeerRequest::SetPolicy(policy)),
             Self::Drain { node, within_seconds } => {
@@ -178,8 +192,9 @@ impl Change {
                     _ => return Err("name a tenant, or a namespace and perhaps chunks of it".to_owned()),
                 };
                 let mode = if dry_run { PurgeMode::Count } else { PurgeMode::Remove };
-                Ok((None, Wanted::Purge(scope, mode)))
+                Ok(Asked::Nodes(None, Wanted::Purge(scope, mode)))
             }
+            Self::Forget { node } => Ok(Asked::Forget(node)),
         }
     }
 }
@@ -278,9 +293,12 @@ pub(super) async fn change(
     let body = state.bodies.read(&request, payload).await?;
     let read = |bytes: &[u8]| {
         let change = serde_json::from_slice::<Change>(bytes).map_err(|error| format!("{error}\n"))?;
-        change.wanted().map_err(|error| format!("{error}\n"))
+        change.asked().map_err(|error| format!("{error}\n"))
     };
-    let (node, wanted) = body.understand(move |bytes| read(&bytes)).await?;
+    let (node, wanted) = match body.understand(move |bytes| read(&bytes)).await? {
+        Asked::Nodes(node, wanted) => (node, wanted),
+        Asked::Forget(node) => return Ok(forget(&state, &node)),
+    };
     if let Wanted::Purge(PurgeScope::Tenant(tenant), _) = &wanted
         && let Some(unknown) = refuse_unknown_tenant(&state, tenant).await
     {
@@ -295,6 +313,15 @@ pub(super) async fn change(
         }
         None if shown.is_empty() => Ok(HttpResponse::BadRequest().body("the coordinator knows no nodes\n")),
         _ => Ok(answer(shown).await),
+    }
+}
+
+/// Forgets a lost node. An empty list is the answer of no node.
+fn forget(state: &HttpState, node: &str) -> HttpResponse {
+    match state.membership.forget(node, "the console's admin", &state.audit) {
+        Ok(true) => HttpResponse::Ok().content_type("application/json").body("[]"),
+        Ok(false) => HttpResponse::BadRequest().body(format!("there is no lost node `{node}`\n")),
+        Err(refused) => HttpResponse::BadRequest().body(format!("{refused}\n")),
     }
 }
 
@@ -501,17 +528,17 @@ mod tests {
 
     #[test]
     fn a_purge_names_a_tenant_or_a_namespace_and_its_chunks_are_hashes() {
-        let wanted = |json: &str| serde_json::from_str::<Change>(json).unwrap().wanted();
+        let wanted = |json: &str| serde_json::from_str::<Change>(json).unwrap().asked();
         let tenant =
             wanted(r#"{"action": "purge", "tenant": "chat", "hashes": [], "dry_run": true}"#).unwrap();
-        assert!(matches!(tenant, (None, Wanted::Purge(PurgeScope::Tenant(_), PurgeMode::Count))));
+        assert!(matches!(tenant, Asked::Nodes(None, Wanted::Purge(PurgeScope::Tenant(_), PurgeMode::Count))));
         let hash = "ab".repeat(32);
         let chunks = format!(
             r#"{{"action": "purge", "namespace": "{hash}", "hashes": ["{hash}"], "dry_run": false}}"#
         );
         assert!(matches!(
             wanted(&chunks).unwrap(),
-            (None, Wanted::Purge(PurgeScope::Chunks(..), PurgeMode::Remove))
+            Asked::Nodes(None, Wanted::Purge(PurgeScope::Chunks(..), PurgeMode::Remove))
         ));
         for wrong in [
             r#"{"action": "purge", "hashes": [], "dry_run": false}"#,

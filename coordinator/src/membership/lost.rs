@@ -45,9 +45,9 @@ impl LostMembers {
         self.0.values().cloned().collect()
     }
 
-    /// Forgets a node that is a member again.
-    pub(super) fn came_back(&mut self, name: &str) {
-        self.0.remove(name);
+    /// Forgets a node that is a member again, or will never be; returns whether it was lost.
+    pub(super) fn forget(&mut self, name: &str) -> bool {
+        self.0.remove(name).is_some()
     }
 
     /// The members that were removed within `patience_ms`, and how long each has been silent.

@@ -406,6 +406,21 @@ fn a_removed_member_is_lost_until_it_comes_back_or_is_forgotten_and_one_that_lef
 }
 
 #[test]
+fn an_admin_has_a_lost_node_forgotten_for_good_and_no_member() {
+    let (mut membership, _) = cluster(2);
+    run(&mut membership, 0, 31_000);
+    membership.join("node-0", &join(2), 31_000).unwrap();
+    assert_eq!(membership.lost(31_000).len(), 1);
+    assert!(membership.forget("node-0").is_err(), "it is a member");
+    assert_eq!(membership.forget("node-7"), Ok(false), "nobody knows it");
+    assert_eq!(membership.forget("node-1"), Ok(true));
+    assert_eq!(membership.forget("node-1"), Ok(false));
+    assert!(run(&mut membership, 31_000, 32_000).is_some(), "the state file follows with the next table");
+    assert!(Membership::new(patience(), membership.state(), 33_000).lost(33_000).is_empty());
+    assert!(membership.join("node-1", &join(2), 34_000).is_ok(), "it may come back nevertheless");
+}
+
+#[test]
 fn no_more_lost_members_are_kept_than_may_be_and_the_longest_lost_go_first() {
     let mut membership = Membership::new(patience(), DurableState::default(), 0);
     for node in 0..=MAX_LOST {

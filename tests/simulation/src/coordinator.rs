@@ -289,7 +289,7 @@ impl World {
                 }
             }
             FollowerMessage::Who(_) => self.tell_standing(at, stream),
-            FollowerMessage::Rival(_) | FollowerMessage::Reload => {}
+            FollowerMessage::Rival(_) | FollowerMessage::Reload | FollowerMessage::Forget(_) => {}
         }
     }
 

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use anyhow::{anyhow, bail, ensure};
-use larder_coordinator::{NodeStatus, Status};
+use anyhow::{anyhow, bail};
+use larder_coordinator::NodeStatus;
 use larder_net::quic::Credentials;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
 use larder_protocol::peer::{PeerRequest, PeerResponse};
@@ -12,7 +12,7 @@ use larder_protocol::reload::Reloaded;
 use serde::Serialize;
 
 use crate::address::HostPort;
-use crate::admin::{AdminArgs, AdminLink, ask_at};
+use crate::admin::{AdminArgs, AdminLink, ask_at, ask_coordinators, peer_of_coordinator};
 use crate::cluster::{ask_coordinator, chosen_members, lost_nodes, require_nodes};
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::FAILED;
@@ -88,15 +88,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let named: Vec<HostPort> =
         if args.members.is_empty() { coordinator.each().cloned().collect() } else { Vec::new() };
     let report = runtime.block_on(async {
-        let (mut coordinators, mut nodes) = (Vec::new(), Vec::new());
-        for address in &named {
-            match tokio::net::lookup_host(address.to_string()).await {
-                Ok(found) => {
-                    coordinators.extend(reload_coordinators(&credentials, address, found.collect()).await)
-                }
-                Err(error) => coordinators.push(NodeReport::new(&address.to_string(), Err(error.into()))),
-            }
-        }
+        let mut nodes = Vec::new();
+        let ask_one = async |address| ask_coordinator_to_reload(&credentials, address).await;
+        let answers = ask_coordinators(&named, ask_one).await.into_iter();
+        let coordinators = answers.map(|(name, answer)| NodeReport::new(&name, answer)).collect();
         for member in &members {
             nodes.push(NodeReport::new(&member.name, ask(&credentials, member).await));
         }
@@ -112,40 +107,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// Has the coordinators at all addresses of a name reload: a name may stand for all coordinators of a cluster.
-async fn reload_coordinators(
-    credentials: &Credentials,
-    name: &HostPort,
-    mut addresses: Vec<SocketAddr>,
-) -> Vec<NodeReport> {
-    addresses.sort_unstable();
-    addresses.dedup();
-    let mut answers = Vec::new();
-    for &address in &addresses {
-        answers.push((address, ask_coordinator_to_reload(credentials, address).await));
-    }
-    // A coordinator may listen at its IPv4 addresses alone, though its name has others.
-    let v4_answers = answers.iter().any(|(address, answer)| address.is_ipv4() && answer.is_ok());
-    answers.retain(|(address, answer)| address.is_ipv4() || answer.is_ok() || !v4_answers);
-    if let [(_, answer)] = &mut answers[..] {
-        let answer = std::mem::replace(answer, Ok(Reloaded::default()));
-        return vec![NodeReport::new(&name.to_string(), answer)];
-    }
-    let named = |address: SocketAddr| format!("{name} at {address}");
-    answers.into_iter().map(|(address, answer)| NodeReport::new(&named(address), answer)).collect()
-}
-
 async fn ask_coordinator_to_reload(
     credentials: &Credentials,
     address: SocketAddr,
 ) -> anyhow::Result<Reloaded> {
-    let status =
-        tokio::task::spawn_blocking(move || crate::http::get_json::<Status>(&address, "/status")).await??;
-    ensure!(
-        status.peer_port > 0,
-        "{address} has an older version, which cannot reload: upgrade the coordinator"
-    );
-    let peer = SocketAddr::new(address.ip(), status.peer_port);
+    let peer = peer_of_coordinator(address).await?;
     match ask_at(credentials, peer, &FollowerMessage::Reload).await? {
         CoordinatorMessage::Reloaded(reloaded) => Ok(*reloaded),
         CoordinatorMessage::Refused(refused) => bail!("the coordinator refuses: {refused}"),
@@ -209,42 +175,5 @@ impl Report {
             }
         }
         list
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::Ipv6Addr;
-
-    use larder_net::quic::ca::{Authority, Validity};
-    use larder_protocol::identity::{Identity, Role};
-    use serde_json::json;
-
-    use super::*;
-    use crate::cluster::tests::server;
-
-    #[test]
-    fn every_address_of_a_name_is_asked() {
-        let (authority, _) = Authority::create(Validity::days(1)).unwrap();
-        let issued = authority.issue(&Identity::new(Role::Admin, "me"), Validity::days(1)).unwrap();
-        let (certificate, key) = (issued.certificate_pem.as_bytes(), issued.key_pem.as_bytes());
-        let credentials =
-            Credentials::from_pem(authority.certificate_pem().as_bytes(), certificate, key).unwrap();
-        // Coordinators that are too old to reload.
-        let coordinator = || {
-            server(
-                json!({"role": "coordinator", "version": "1", "uptime_seconds": 1.0, "epoch": "1.1", "follows": false,
-                "nodes": [], "lost": []}),
-            )
-        };
-        let addresses = vec![coordinator(), coordinator(), (Ipv6Addr::LOCALHOST, 1).into()];
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let name = HostPort::of_coordinator("larder-coordinator").unwrap();
-        let reports = runtime.block_on(reload_coordinators(&credentials, &name, addresses.clone()));
-        for address in addresses {
-            let is_it = |report: &&NodeReport| report.name == format!("larder-coordinator:7600 at {address}");
-            let report = reports.iter().find(is_it).expect("each is asked");
-            assert_eq!(report.error.as_ref().unwrap().contains("older version"), address.is_ipv4());
-        }
     }
 }

@@ -277,7 +277,8 @@ impl Following {
             }
             CoordinatorMessage::Heard
             | CoordinatorMessage::Contested(_)
-            | CoordinatorMessage::Reloaded(_) => Ok(()),
+            | CoordinatorMessage::Reloaded(_)
+            | CoordinatorMessage::Forgot(_) => Ok(()),
         }
     }
 
