@@ -35,6 +35,7 @@ use tokio::sync::watch;
 
 use self::answer::PendingRequest;
 pub use self::below::ObjectParts;
+use self::copies::RenewalFailures;
 pub use self::disk::DiskParts;
 use self::handoff::PeerFollowers;
 use self::lives::Lives;
@@ -72,6 +73,7 @@ pub struct GpuActor {
     renewals: Vec<Renewal>,
     /// Whether the copy pool makes memory for one of them.
     is_renewing: bool,
+    renewal_failures: RenewalFailures,
     /// The last lookups, to try other caches.
     past: Past,
     pending: Pending,
@@ -175,6 +177,7 @@ impl GpuActor {
             clients: HashMap::new(),
             renewals: Vec::new(),
             is_renewing: false,
+            renewal_failures: RenewalFailures::default(),
             past: Past::default(),
             pending: Pending::default(),
             ended_grants,

@@ -16,6 +16,31 @@ use super::GpuActor;
 use crate::arena::{ExtentMemory, MemoryError};
 use crate::copy::{CopyOrder, Move};
 
+/// The failures to get new memory for an extent since the last success.
+#[derive(Default)]
+pub(super) struct RenewalFailures {
+    count: u64,
+    last: String,
+}
+
+impl RenewalFailures {
+    /// Notes a failure; returns whether it is the first, or differs from the one before.
+    fn is_news(&mut self, error: &str) -> bool {
+        self.count += 1;
+        let is_news = self.last != error;
+        if is_news {
+            error.clone_into(&mut self.last);
+        }
+        is_news
+    }
+
+    /// Notes a success; returns the number of failures before it, if there were any.
+    fn end(&mut self) -> Option<u64> {
+        let Self { count, .. } = std::mem::take(self);
+        (count > 0).then_some(count)
+    }
+}
+
 impl GpuActor {
     /// Copies and sums blocks. Few bytes are copied on the spot, since handing them over would take longer.
     pub(super) fn copy(
@@ -88,11 +113,16 @@ impl GpuActor {
         self.is_renewing = false;
         match renewed {
             Ok(Ok(memory)) => {
+                if let Some(failures) = self.renewal_failures.end() {
+                    tracing::info!(extent, failures, "extents get new memory again");
+                }
                 let event = self.occupied(extent, memory);
                 self.tell(event);
             }
             Ok(Err(error)) => {
-                tracing::error!(extent, %error, "an extent got no new memory: the node tries again");
+                if self.renewal_failures.is_news(&error.to_string()) {
+                    tracing::error!(extent, %error, "an extent got no new memory: the node tries again and again");
+                }
                 // Others go first.
                 self.renewals.insert(0, self.hands.arena.vacate(extent));
             }
@@ -101,5 +131,21 @@ impl GpuActor {
                 "the copy pool failed: the extent stays unused until the node starts again"
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_to_get_new_memory_is_news_once_until_it_ends_or_its_cause_changes() {
+        let mut failures = RenewalFailures::default();
+        assert_eq!(failures.end(), None, "it never failed");
+        let news =
+            |failures: &mut RenewalFailures, error| (0..100).filter(|_| failures.is_news(error)).count();
+        assert_eq!(["no file", "no memory"].map(|error| news(&mut failures, error)), [1, 1]);
+        assert_eq!((failures.end(), failures.end()), (Some(200), None));
+        assert_eq!(news(&mut failures, "no memory"), 1);
     }
 }
