@@ -5,13 +5,13 @@
 //! let go of it, even if nobody waits for the copy any more.
 
 mod copies;
-mod regions;
+pub(crate) mod regions;
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex};
 
 use larder_device::order::MAX_COPIES;
 use larder_device::thread::Busy;
@@ -28,13 +28,12 @@ use crate::lock;
 use crate::reservation::{StagedChunk, StagedLayers};
 use copies::{Copies, CopyClaims};
 use larder_ipc::Mapping;
-use regions::Regions;
+use regions::Pinning;
 
 /// A GPU of this process, and the only thread that calls it. Shared by reference.
 pub struct EngineLane {
-    thread: DeviceThread,
+    pinning: Arc<Pinning>,
     copies: Arc<Copies>,
-    regions: Arc<Mutex<Regions>>,
     /// Words by which the engine's streams and copies wait for each other.
     flags: HostMemory,
     next: AtomicU64,
@@ -121,13 +120,12 @@ impl EngineLane {
         let thread = DeviceThread::start("larder-engine-gpu", orders, open, move |report| hear.hear(report));
         let flags = HostMemory::allocate(FLAG_BYTES).map_err(os)?;
         let lane = Self {
-            thread: thread.map_err(os)?,
+            pinning: Arc::new(Pinning { thread: thread.map_err(os)?, regions: Arc::default() }),
             copies,
-            regions: Arc::default(),
             flags: flags.clone(),
             next: AtomicU64::new(1),
         };
-        let regions = Arc::clone(&lane.regions);
+        let regions = Arc::clone(&lane.pinning.regions);
         lane.ask(move |device| lock(&regions).attach_flags(device, flags))?;
         Ok(lane)
     }
@@ -313,7 +311,8 @@ impl EngineLane {
             return Err(LaneError::Mismatch(format!("{} pages are too many for one copy", copies.len())));
         }
         let number = OrderNumber(self.next.fetch_add(1, Ordering::Relaxed));
-        let (regions, tensors) = (Arc::clone(&self.regions), tensors.id);
+        let (regions, tensors) = (Arc::clone(&self.pinning.regions), tensors.id);
+        held.link().pinners.add(&self.pinning);
         let copied = self.copies.begin(number, held).ok_or(LaneError::Gone)?;
         let of_copy = Arc::clone(&copied);
         let make = move |device: &mut dyn Device| {
@@ -330,7 +329,7 @@ impl EngineLane {
             };
             order().inspect_err(|error: &DeviceError| of_copy.refused(error.clone()))
         };
-        if let Err(busy) = self.thread.submit_made(number, make) {
+        if let Err(busy) = self.pinning.thread.submit_made(number, make) {
             self.copies.forget(number);
             return Err(busy.into());
         }
@@ -343,7 +342,7 @@ impl EngineLane {
         what: impl FnOnce(&mut dyn Device) -> Result<T, DeviceError> + Send + 'static,
     ) -> Result<T, LaneError> {
         let (answer, answered) = sync_channel(1);
-        self.thread.call(move |device| drop(answer.send(what(device))))?;
+        self.pinning.thread.call(move |device| drop(answer.send(what(device))))?;
         let lost = || self.copies.why_lost().map_or(LaneError::Gone, LaneError::Device);
         Ok(answered.recv().map_err(|_| lost())??)
     }

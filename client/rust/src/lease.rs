@@ -29,7 +29,6 @@ use larder_ipc::Mapping;
 ///
 /// Dropping the guard gives the lease back at once, without blocking, from any thread.
 pub struct LeaseGuard {
-    link: Arc<Link>,
     namespace: Namespace,
     /// The lease's number; 0 if nothing is leased.
     lease: u64,
@@ -38,6 +37,8 @@ pub struct LeaseGuard {
     come: Option<Mutex<Box<[u32]>>>,
     placed: Placed,
     proofs: Proofs,
+    /// Dropped last: the end of a session unpins the memory that nobody has mapped any more.
+    link: Arc<Link>,
 }
 
 impl LeaseGuard {
@@ -100,6 +101,10 @@ impl LeaseGuard {
     /// The number of its session.
     pub(crate) fn session(&self) -> u64 {
         self.link.number
+    }
+
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
     }
 
     /// Chunks leased, from the chain's first on.

@@ -20,6 +20,7 @@ use larder_protocol::session::{Request, Response, Welcome, decode_response};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use self::round_trip::{Answer, Deliver, RoundTrip};
+use crate::engine_lane::regions::Pinners;
 use crate::error::{ProtocolError, SessionError};
 use crate::extents::Extents;
 use crate::lock;
@@ -63,6 +64,8 @@ pub(crate) struct Link {
     pub(crate) copy_threads: usize,
     pub(crate) welcome: Welcome,
     pub(crate) timeout: Duration,
+    /// The GPUs that have pinned memory of the session. Dropped last, when nothing here maps that memory any more.
+    pub(crate) pinners: Pinners,
 }
 
 struct LinkState {
@@ -120,6 +123,7 @@ impl Link {
             traffic: Arc::default(),
             welcome,
             timeout: bounded(timeout),
+            pinners: Pinners::default(),
         }
     }
 
@@ -249,6 +253,7 @@ impl Link {
         // needs room for its own. Leases keep the extents that they read.
         lock(&self.extents).clear();
         drop(pending);
+        self.pinners.let_go();
     }
 
     fn try_deliver_all(self: &Arc<Self>, reader: &mut FrameReader) -> Result<(), SessionError> {

@@ -64,12 +64,13 @@ pub(crate) struct CommitUnderWay {
 
 /// The reservation at the node, given back with the last value that could still write to its chunks.
 struct Claim {
-    link: Arc<Link>,
     namespace: Namespace,
     number: u64,
     open: Arc<Mutex<Open>>,
     /// If the node trusts its engines: the blocks' places in the arena.
     placed: Option<Placed>,
+    /// Dropped last: the end of a session unpins the memory that nobody has mapped any more.
+    link: Arc<Link>,
 }
 
 /// The part of a reservation that is open.
@@ -250,6 +251,10 @@ impl Reservation {
 }
 
 impl StagedChunk {
+    pub(crate) fn link(&self) -> &Link {
+        &self.claim.link
+    }
+
     /// The chunk's position in the chain.
     #[must_use]
     pub fn position(&self) -> u32 {

@@ -9,6 +9,7 @@ use larder_device::thread::DeviceReport;
 use larder_device::{CopyError, DeviceError, OrderNumber};
 
 use crate::lease::LeaseGuard;
+use crate::link::Link;
 use crate::lock;
 use crate::reservation::{StagedChunk, StagedLayers};
 
@@ -26,7 +27,7 @@ struct CopyTable {
 
 /// What a copy holds: the chunks that it reads, or the room that it writes to.
 pub(super) enum CopyClaims {
-    Lease(#[expect(dead_code, reason = "kept until the device let go of it")] Arc<LeaseGuard>),
+    Lease(Arc<LeaseGuard>),
     Staged(StagedChunk),
     Layers(StagedLayers),
 }
@@ -52,6 +53,17 @@ struct CopyProgress {
 pub struct CopyHandle<T> {
     copied: Arc<Copied>,
     gives: PhantomData<fn() -> T>,
+}
+
+impl CopyClaims {
+    /// The session that granted it.
+    pub(super) fn link(&self) -> &Link {
+        match self {
+            Self::Lease(lease) => lease.link(),
+            Self::Staged(staged) => staged.link(),
+            Self::Layers(staged) => staged.link(),
+        }
+    }
 }
 
 impl Copies {

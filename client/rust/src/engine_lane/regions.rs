@@ -1,10 +1,27 @@
 //! The mappings of the node's memory that a device has pinned.
+//!
+//! What is pinned stays mapped, and the node's memory exists as long as it is mapped. So the end of a session unpins its
+//! mappings, those that leases still read at the end of the leases.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use larder_device::{Device, DeviceError, Flag, HostMemory, OrderError, RegionId, RegionOffset};
+use larder_device::thread::Busy;
+use larder_device::{
+    Device, DeviceError, DeviceThread, Flag, HostMemory, OrderError, RegionId, RegionOffset,
+};
 
+use crate::lock;
 use larder_ipc::Mapping;
+
+/// A device's thread, and the memory that it has pinned.
+pub(super) struct Pinning {
+    pub(super) thread: DeviceThread,
+    pub(super) regions: Arc<Mutex<Regions>>,
+}
+
+/// The devices that may have pinned memory of a session.
+#[derive(Default)]
+pub(crate) struct Pinners(Mutex<Vec<Weak<Pinning>>>);
 
 /// Pinned memory. Only the device's thread uses it.
 #[derive(Default)]
@@ -16,6 +33,39 @@ pub(super) struct Regions {
 struct Pinned {
     mapping: Weak<Mapping>,
     region: RegionId,
+}
+
+impl Pinning {
+    /// Has the device unpin the mappings that nobody else holds any more.
+    fn let_go(&self) -> Result<(), Busy> {
+        let regions = Arc::clone(&self.regions);
+        self.thread.call(move |device| lock(&regions).forget_unused(device))
+    }
+}
+
+impl Pinners {
+    /// Notes that a device is about to pin memory of the session.
+    pub(super) fn add(&self, pinning: &Arc<Pinning>) {
+        let mut known = lock(&self.0);
+        if known.iter().all(|known| known.as_ptr() != Arc::as_ptr(pinning)) {
+            known.push(Arc::downgrade(pinning));
+        }
+    }
+
+    /// Has the devices unpin the session's mappings that nobody else holds any more.
+    pub(crate) fn let_go(&self) {
+        let pinning: Vec<Arc<Pinning>> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
+        for pinning in pinning {
+            // A device that is busy unpins them before it pins other memory.
+            let _ = pinning.let_go();
+        }
+    }
+}
+
+impl Drop for Pinners {
+    fn drop(&mut self) {
+        self.let_go();
+    }
 }
 
 impl Regions {
@@ -59,7 +109,8 @@ impl Regions {
         flag.map(place).transpose()
     }
 
-    /// Unpins the mappings that nobody else holds any more: the node has renewed their extents, perhaps for other tenants.
+    /// Unpins the mappings that nobody else holds any more: the node has renewed their extents, perhaps for other tenants, or their
+    /// session is over.
     fn forget_unused(&mut self, device: &mut dyn Device) {
         self.pinned.retain(|Pinned { mapping, region }| {
             mapping.strong_count() > 1 || device.detach(*region).is_err()

@@ -7,6 +7,7 @@ use larder_protocol::handoff::HandOver;
 
 use super::{BLOCK_ALIGNMENT, Claim, CommitPart, Reservation, RoomNeeded};
 use crate::error::SessionError;
+use crate::link::Link;
 use crate::window::WindowRange;
 use larder_ipc::Mapping;
 
@@ -95,6 +96,10 @@ impl StagedLayers {
     /// The number of its session.
     pub(crate) fn session(&self) -> u64 {
         self.claim.link.number
+    }
+
+    pub(crate) fn link(&self) -> &Link {
+        &self.claim.link
     }
 
     /// Positions of the chunks in the chain.

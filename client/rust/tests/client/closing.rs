@@ -64,7 +64,7 @@ fn an_ended_session_that_nobody_uses_keeps_only_the_memory_that_its_leases_read(
 }
 
 /// Whether this process maps the file of this inode.
-fn is_mapped(inode: u64) -> bool {
+pub(crate) fn is_mapped(inode: u64) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().any(|map| map.split_whitespace().nth(4) == Some(&inode.to_string()))
 }

@@ -8,6 +8,7 @@ mod dropped;
 mod fake_node;
 mod foreign;
 mod get;
+mod gpu;
 mod pools;
 mod put;
 mod traced;

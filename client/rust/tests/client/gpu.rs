@@ -1,0 +1,97 @@
+//! Engines whose GPU copies straight from the node's memory, on a stand-in for a GPU.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use larder_client::engine_lane::{CopyFlags, EngineTensors, LoadPages};
+use larder_client::{EngineLane, LeaseGuard, Session};
+use larder_device::host::{HostControl, HostDevice};
+use larder_device::layout::{LayoutSpec, Plane};
+use larder_device::{Device, EngineMemory, HostMemory, PagedLayout};
+use larder_protocol::session::{Extent, Leased, Place, Registered, Response};
+use larder_protocol::{Chain, ChunkHash, NamespaceSpec};
+use rustix::fs::fstat;
+
+use crate::closing::is_mapped;
+use crate::fake_node::{FINGERPRINT, FakeNode, chain, node, options, pattern, sealed, spec};
+
+/// A block is one page of one layer.
+const PAGE_BYTES: u64 = 256;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Opens a session of a namespace with one block a chunk, and grants a lease of one chunk. Returns the number of its extent's
+/// memory file.
+fn grant(node: &mut FakeNode) -> u64 {
+    node.welcome(0, false);
+    let (namespace, fingerprint, root) = (7, FINGERPRINT, FINGERPRINT.root());
+    node.answer_next(&Response::Registered(Registered { namespace, fingerprint, root }), Vec::new());
+    let memory = sealed(&pattern(0, PAGE_BYTES));
+    let inode = fstat(&memory).unwrap().st_ino;
+    let leased = Leased {
+        lease: 31,
+        chunks: 1,
+        places: vec![Place { extent: 1, offset: 0 }],
+        checksums: vec![0],
+        extents: vec![Extent { extent: 1, bytes: PAGE_BYTES }],
+    };
+    node.answer_next(&Response::Leased(leased), vec![memory]);
+    inode
+}
+
+fn one_block() -> NamespaceSpec {
+    let mut spec = spec();
+    (spec.tensor_parallel, spec.slices) = (1, 1);
+    spec.pools.truncate(1);
+    spec.pools[0].layer_bytes = PAGE_BYTES;
+    spec
+}
+
+fn gpu() -> (EngineLane, EngineTensors) {
+    let control = HostControl::default();
+    let memory = HostMemory::allocate(4_096).unwrap();
+    control.share(memory);
+    let open = move || Ok(Box::new(HostDevice::new(1, control)) as Box<dyn Device>);
+    let lane = EngineLane::start(4, open).unwrap();
+    let layout = LayoutSpec {
+        planes: vec![Plane { region: 0, offset: 0, page_stride: PAGE_BYTES }],
+        planes_per_layer: 1,
+        pages: 4,
+        pages_per_chunk: 1,
+        dims: Vec::new(),
+        run_bytes: PAGE_BYTES,
+    };
+    let layout = PagedLayout::new(layout, &[4_096]).unwrap();
+    let tensors = lane.register(layout, vec![EngineMemory::Own { address: 0, bytes: 4_096 }]).unwrap();
+    (lane, tensors)
+}
+
+fn load(lane: &EngineLane, tensors: &EngineTensors, lease: &Arc<LeaseGuard>) {
+    let load = LoadPages { block: 0, pages: vec![2], first_page: 0, layers: 0..1, by_layer: false };
+    let copy = lane.load(tensors, lease, &load, CopyFlags::default()).unwrap();
+    assert_eq!(copy.wait(LONG), Some(Ok(())));
+}
+
+#[test]
+fn the_end_of_a_session_unpins_its_memory_and_that_of_leases_when_they_end() {
+    let (lane, tensors) = gpu();
+    for is_leased_on in [false, true] {
+        let (tell, told) = mpsc::channel();
+        let (socket, node) = node(move |mut node| tell.send(grant(&mut node)).unwrap());
+        let session = Session::open(socket, options()).wait().unwrap();
+        let namespace = session.register(&one_block(), &[0], &[PAGE_BYTES]).wait().unwrap();
+        let asked: Chain = Chain { hashes: vec![ChunkHash([0; 32])], ..chain(1) };
+        let lease = Arc::new(session.lease(&namespace, &asked).wait().unwrap());
+        load(&lane, &tensors, &lease);
+        let memory = told.recv().unwrap();
+        node.join().unwrap();
+        let lease = is_leased_on.then_some(lease);
+        assert!(!session.is_open());
+        // Also waits for what the device was asked before.
+        lane.device_name().unwrap();
+        assert_eq!(is_mapped(memory), is_leased_on, "a lease reads it");
+        drop((session, lease));
+        lane.device_name().unwrap();
+        assert!(!is_mapped(memory));
+    }
+}
