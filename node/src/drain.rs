@@ -2,25 +2,30 @@
 //!
 //! The wish to drain is kept here. The coordinator's client tells the coordinator, so a restarted coordinator hears of the drain
 //! too. One task (`Drains::carry_out`) names the takers to the actors, adds up the actors' progress, and decides when the node
-//! leaves: when no actor has anything more to move, or when the time is up. An admin's drain is given up, and the node goes on,
-//! if every other node drains or if no taker appears for `ALONE_FOR`. A node that was told to stop leaves anyway.
+//! leaves: when no actor has anything more to move, or when the time is up. It goes on without an actor that hangs. An admin's
+//! drain is given up, and the node goes on, if every other node drains or if no taker appears for `ALONE_FOR`. A node that was
+//! told to stop leaves anyway.
 //!
 //! If all nodes drain at once, one node stays. An admin's drain ends only when the table lists this node as draining. That table
 //! also lists every node whose drain the coordinator heard of earlier, so the last node sees that no taker is left.
+
+mod heard;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use actix::Addr;
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use larder_core::{DrainOrder, DrainProgress, Event};
 use larder_net::coordinator_client::Known;
 use larder_protocol::drain::{AfterDrain, DrainCommand, DrainCounts, DrainReport, DrainStart};
 use larder_protocol::table::{Holder, MemberState};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
+use self::heard::Heard;
 use crate::actor::{GpuActor, ask};
 use crate::clock::Clock;
 use crate::exchange::Tell;
@@ -256,6 +261,7 @@ impl Drains {
     async fn drain(&self, first: Wish, actors: &[Addr<GpuActor>]) -> Option<Ended> {
         let mut told: (Option<Wish>, Vec<Holder>) = (None, Vec::new());
         let mut alone_since = None;
+        let mut heard = Heard::new(actors.len());
         loop {
             let wish = self.wish_for(first.drain)?;
             let takers = self.takers();
@@ -274,23 +280,18 @@ impl Drains {
             }
             alone_since = None;
             if told != (Some(wish), takers.clone()) {
-                self.tell(wish, &takers, actors).await;
+                heard.order_changed();
                 told = (Some(wish), takers);
             }
-            let asked = actors.iter().map(|actor| actor.send(ask(|actor| actor.core().drain_progress())));
-            // An actor that began a new life has nothing to move.
-            let over = DrainProgress { is_over: true, ..DrainProgress::default() };
-            let progress =
-                join_all(asked).await.into_iter().map(|said| said.ok().flatten().flatten().unwrap_or(over));
-            let progress: Vec<DrainProgress> = progress.collect();
-            let chunks = progress
-                .iter()
-                .map(|progress| progress.chunks)
-                .fold(DrainCounts::default(), DrainCounts::and);
-            self.state().chunks = chunks;
+            let ask = |device: usize, must_tell: bool| {
+                let order = must_tell.then(|| (order(wish, actors.len()), told.1.clone()));
+                ask_actor(&actors[device], order).boxed_local()
+            };
+            heard.hear(self.0.clock.elapsed(), ask).await;
+            self.state().chunks = heard.chunks();
             let is_late = self.0.clock.elapsed() >= wish.until + LATE;
             let may_leave = wish.is_stopping || (self.is_known_to_drain() && !self.takers().is_empty());
-            if is_late || (may_leave && progress.iter().all(|progress| progress.is_over)) {
+            if is_late || (may_leave && heard.is_over()) {
                 return self.end(first.drain);
             }
             sleep(LOOK_EVERY).await;
@@ -313,19 +314,6 @@ impl Drains {
             (false, AfterDrain::Stop) => Ended::Drained,
             (false, AfterDrain::Restart) => Ended::ToRestart,
         })
-    }
-
-    async fn tell(&self, wish: Wish, takers: &[Holder], actors: &[Addr<GpuActor>]) {
-        let order = DrainOrder {
-            until: wish.until,
-            keeps_disk: wish.keeps_disk,
-            bytes_per_second: Some((wish.bytes_per_second / actors.len().max(1) as u64).max(1)),
-        };
-        for actor in actors {
-            // Errors: the actor is stopping.
-            _ = actor.send(Tell(Event::TakersAre(takers.to_vec()))).await;
-            _ = actor.send(Tell(Event::Drain(order))).await;
-        }
     }
 
     /// Whether the table lists this node as draining. Also true if the table does not list the node at all, or if the coordinator
@@ -371,11 +359,32 @@ impl Drains {
     }
 }
 
-async fn cancel(actors: &[Addr<GpuActor>]) {
-    for actor in actors {
-        // An error: the actor is stopping.
-        _ = actor.send(Tell(Event::DrainCancelled)).await;
+/// Asks an actor for its progress. Tells it to drain first, if there is an order.
+async fn ask_actor(actor: &Addr<GpuActor>, order: Option<(DrainOrder, Vec<Holder>)>) -> DrainProgress {
+    if let Some((order, takers)) = order {
+        // Errors: the actor is stopping.
+        _ = actor.send(Tell(Event::TakersAre(takers))).await;
+        _ = actor.send(Tell(Event::Drain(order))).await;
     }
+    // An actor that began a new life has nothing to move.
+    let over = DrainProgress { is_over: true, ..DrainProgress::default() };
+    let said = actor.send(ask(|actor| actor.core().drain_progress())).await;
+    said.ok().flatten().flatten().unwrap_or(over)
+}
+
+fn order(wish: Wish, actors: usize) -> DrainOrder {
+    DrainOrder {
+        until: wish.until,
+        keeps_disk: wish.keeps_disk,
+        bytes_per_second: Some((wish.bytes_per_second / actors.max(1) as u64).max(1)),
+    }
+}
+
+/// Tells the actors that the drain is cancelled. An actor that hangs hears it later.
+async fn cancel(actors: &[Addr<GpuActor>]) {
+    let told = actors.iter().map(|actor| timeout(LOOK_EVERY, actor.send(Tell(Event::DrainCancelled))));
+    // Errors: the actor is stopping, or hangs.
+    join_all(told).await;
 }
 
 /// How long a drain waits for a node that takes chunks. The only other node may be suspect for a moment, and a coordinator that
@@ -400,7 +409,6 @@ mod tests {
 
     use larder_protocol::table::{Epoch, Member, NodeNumber, Table};
     use tokio::task::LocalSet;
-    use tokio::time::timeout;
 
     use super::*;
 
