@@ -81,6 +81,8 @@ pub struct Membership {
     judge_reach_at: Millis,
     published: Option<Millis>,
     is_changed: bool,
+    /// Whether the state file lacks something that no table brings.
+    is_unwritten: bool,
     counts: EventCounts,
     office: Office,
     /// Whether the homes of the last table that it made have the form that nodes of version 1 know.
@@ -248,6 +250,7 @@ impl Membership {
             patience,
             epoch: next_term(table.epoch),
             is_changed: !members.is_empty(),
+            is_unwritten: false,
             members,
             lost,
             table: Arc::new(table),
@@ -392,10 +395,14 @@ impl Membership {
         if self.members.values().any(|known| known.member.name == name) {
             return Err(IsMember(name.to_owned()));
         }
-        let was_lost = self.lost.forget(name);
-        // The state file follows with the next table.
-        self.is_changed |= was_lost;
+        let was_lost = self.lost.give_up(name);
+        self.is_unwritten |= was_lost;
         Ok(was_lost)
+    }
+
+    /// Whether the state has changed since it was last taken, apart from tables.
+    pub fn take_unwritten(&mut self) -> bool {
+        std::mem::take(&mut self.is_unwritten)
     }
 
     /// Notes whether a node leaves soon. Its partitions move now, so that others know their new homes before it leaves.

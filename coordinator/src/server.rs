@@ -497,11 +497,14 @@ async fn keep(
             _ = ticks.tick() => membership.lock().tick(uptime.now()).map(|table| (table, true)),
             table = followed(&mut leaders, membership, uptime) => Some((table, false)),
         };
-        let Some((table, is_own)) = changed else { continue };
-        let state = membership.lock().state();
-        if let Err(error) = file.write(&state) {
-            return error;
+        let is_unwritten = membership.lock().take_unwritten();
+        if changed.is_some() || is_unwritten {
+            let state = membership.lock().state();
+            if let Err(error) = file.write(&state) {
+                return error;
+            }
         }
+        let Some((table, is_own)) = changed else { continue };
         if is_own && !membership.lock().leads(uptime.now()) {
             tracing::warn!(epoch = %table.epoch, "a table was made too late: this coordinator no longer leads");
             membership.lock().resign();

@@ -17,13 +17,12 @@ use std::time::Duration;
 
 use actix::Addr;
 use futures_util::FutureExt as _;
-use futures_util::future::join_all;
 use larder_core::{DrainOrder, DrainProgress, Event};
 use larder_net::coordinator_client::Known;
 use larder_protocol::drain::{AfterDrain, DrainCommand, DrainCounts, DrainReport, DrainStart};
 use larder_protocol::table::{Holder, MemberState};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use self::heard::Heard;
 use crate::actor::{GpuActor, ask};
@@ -253,7 +252,7 @@ impl Drains {
                 return ended;
             }
             self.0.drains.send_replace(false);
-            cancel(actors).await;
+            cancel(actors);
         }
     }
 
@@ -273,7 +272,7 @@ impl Drains {
                 }
                 // An actor without takers reports that its drain is over. So all actors begin anew when there is a taker.
                 if told.0.take().is_some() {
-                    cancel(actors).await;
+                    cancel(actors);
                 }
                 sleep(LOOK_EVERY).await;
                 continue;
@@ -380,11 +379,14 @@ fn order(wish: Wish, actors: usize) -> DrainOrder {
     }
 }
 
-/// Tells the actors that the drain is cancelled. An actor that hangs hears it later.
-async fn cancel(actors: &[Addr<GpuActor>]) {
-    let told = actors.iter().map(|actor| timeout(LOOK_EVERY, actor.send(Tell(Event::DrainCancelled))));
-    // Errors: the actor is stopping, or hangs.
-    join_all(told).await;
+/// Tells the actors that the drain is cancelled, without waiting for them: an actor that hangs hears it later.
+fn cancel(actors: &[Addr<GpuActor>]) {
+    for actor in actors {
+        // An actor passes over a message whose sender is gone, so the sender waits beside.
+        let told = actor.send(Tell(Event::DrainCancelled));
+        // An error: the actor is stopping.
+        actix_rt::spawn(async { _ = told.await });
+    }
 }
 
 /// How long a drain waits for a node that takes chunks. The only other node may be suspect for a moment, and a coordinator that
@@ -409,6 +411,7 @@ mod tests {
 
     use larder_protocol::table::{Epoch, Member, NodeNumber, Table};
     use tokio::task::LocalSet;
+    use tokio::time::timeout;
 
     use super::*;
 

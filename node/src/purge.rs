@@ -146,7 +146,7 @@ impl Purges {
     /// Removes a purge's chunks from disk and memory, until none is found and none is being written.
     async fn remove(&self, purge: u64, scope: &PurgeScope, mode: PurgeMode) -> Result<Removed, String> {
         let actors = self.0.parts.get().map(|parts| &parts.actors[..]).unwrap_or_default();
-        let (began, mut rounds, mut pause) = (self.0.clock.elapsed(), 0, LOOK_EVERY);
+        let (mut rounds, mut pause, mut waits_since) = (0, LOOK_EVERY, None);
         loop {
             let (mut found, mut writes, mut unreached) = (0, 0, Unreached::default());
             // Chunks that continue a purged chunk may have come since the last round.
@@ -165,19 +165,21 @@ impl Purges {
                     self.note(purge, |last| last.report.counts = last.report.counts.and(page.counts));
                 }
             }
+            let mut is_late = false;
             let left = if mode == PurgeMode::Count || (found == 0 && writes == 0) {
                 Ok(())
             } else if found > 0 {
-                (rounds, pause) = (rounds + 1, LOOK_EVERY);
+                (rounds, pause, waits_since) = (rounds + 1, LOOK_EVERY, None);
                 Err("engines keep writing and reading the purged chunks: end these engines first".to_owned())
             } else {
                 // Writes that began before the purge take as long as their tier allows.
+                let now = self.0.clock.elapsed();
+                is_late = now - *waits_since.get_or_insert(now) > WRITES_WITHIN;
                 pause = (pause * 2).min(LONGEST_PAUSE);
                 Err(format!(
                     "{writes} writes to the disk or object store that began before the purge are still under way: purge again"
                 ))
             };
-            let is_late = self.0.clock.elapsed() - began > WRITES_WITHIN;
             if left.is_ok() || is_late || rounds == MOST_ROUNDS {
                 return Ok(Removed { keys, unreached, left });
             }

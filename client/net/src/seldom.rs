@@ -19,7 +19,7 @@ impl Seldom {
 
     /// The number of lines that were left out before this line; `None` if it is left out too.
     pub fn says(&mut self, now: Duration) -> Option<u64> {
-        if self.said_at.is_some_and(|at| now - at < self.every) {
+        if self.said_at.is_some_and(|at| now.saturating_sub(at) < self.every) {
             self.unsaid += 1;
             return None;
         }

@@ -123,8 +123,8 @@ impl Purging<'_> {
 /// Pause between questions for the nodes' progress.
 const LOOK_EVERY: Duration = Duration::from_millis(150);
 
-/// Time for all nodes together.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time for all nodes together: longer than a node waits for writes that began before the purge.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 #[cfg(test)]
 mod tests {

@@ -20,39 +20,54 @@ pub struct Lost {
 
 /// All lost members, by name; at most [`MAX_LOST`].
 #[derive(Debug, Default)]
-pub(super) struct LostMembers(BTreeMap<String, Lost>);
+pub(super) struct LostMembers {
+    lost: BTreeMap<String, Lost>,
+    /// The lives of nodes that an admin had forgotten: a life that goes on, cut off from the coordinator, is still void.
+    void: BTreeMap<String, u64>,
+}
 
 impl LostMembers {
     /// Adds lost members. Forgets members that were removed at least `patience_ms` ago; beyond the limit, forgets the longest
     /// lost.
     pub(super) fn add(&mut self, lost: impl Iterator<Item = Lost>, now: Millis, patience_ms: u64) {
-        self.0.extend(lost.map(|lost| (lost.member.name.clone(), lost)));
-        self.0.retain(|_, lost| now.saturating_sub(lost.removed) < patience_ms);
-        while self.0.len() > MAX_LOST {
-            let longest = self.0.iter().min_by_key(|(_, lost)| lost.removed);
+        self.lost.extend(lost.map(|lost| (lost.member.name.clone(), lost)));
+        self.lost.retain(|_, lost| now.saturating_sub(lost.removed) < patience_ms);
+        while self.lost.len() > MAX_LOST {
+            let longest = self.lost.iter().min_by_key(|(_, lost)| lost.removed);
             let Some(name) = longest.map(|(name, _)| name.clone()) else { return };
-            self.0.remove(&name);
+            self.lost.remove(&name);
         }
     }
 
-    /// Whether this incarnation of a node is lost.
+    /// Whether this incarnation of a node is lost, or was when an admin had it forgotten.
     pub(super) fn has_life(&self, name: &str, incarnation: u64) -> bool {
-        self.0.get(name).is_some_and(|lost| lost.member.incarnation == incarnation)
+        self.lost.get(name).is_some_and(|lost| lost.member.incarnation == incarnation)
+            || self.void.get(name) == Some(&incarnation)
     }
 
     /// The lost members.
     pub(super) fn all(&self) -> Vec<Lost> {
-        self.0.values().cloned().collect()
+        self.lost.values().cloned().collect()
     }
 
-    /// Forgets a node that is a member again, or will never be; returns whether it was lost.
-    pub(super) fn forget(&mut self, name: &str) -> bool {
-        self.0.remove(name).is_some()
+    /// Forgets a node that is a member again.
+    pub(super) fn forget(&mut self, name: &str) {
+        self.lost.remove(name);
+        self.void.remove(name);
+    }
+
+    /// Forgets a node that will never be a member again; returns whether it was lost.
+    pub(super) fn give_up(&mut self, name: &str) -> bool {
+        let Some(lost) = self.lost.remove(name) else { return false };
+        if self.void.len() < MAX_LOST {
+            self.void.insert(name.to_owned(), lost.member.incarnation);
+        }
+        true
     }
 
     /// The members that were removed within `patience_ms`, and how long each has been silent.
     pub(super) fn since(&self, now: Millis, patience_ms: u64) -> Vec<(Lost, Millis)> {
-        let lost = self.0.values().filter(|lost| now.saturating_sub(lost.removed) < patience_ms);
+        let lost = self.lost.values().filter(|lost| now.saturating_sub(lost.removed) < patience_ms);
         lost.map(|lost| (lost.clone(), now.saturating_sub(lost.heard))).collect()
     }
 }

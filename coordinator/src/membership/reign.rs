@@ -148,7 +148,7 @@ impl Membership {
     /// Notes the members that another leader removed after silence, so that they stay lost if this coordinator leads next. They
     /// were suspect in the last table; a node that leaves is not suspect. `names` are those of the next table.
     fn note_lost(&mut self, names: &BTreeMap<&str, NodeNumber>, now: Millis) {
-        names.keys().for_each(|name| _ = self.lost.forget(name));
+        names.keys().for_each(|name| self.lost.forget(name));
         let has_joined =
             |name: &str| self.members.values().any(|known| !known.is_awaited && known.member.name == name);
         let is_here = |name: &str| names.contains_key(name) || has_joined(name);

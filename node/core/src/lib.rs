@@ -197,7 +197,10 @@ impl Core {
             Event::Described { fingerprint, description } => self.description_is(fingerprint, description),
             Event::SegmentVisited { visit, after, result } => self.segment_visited(visit, after, result),
             Event::LeftDisk(keys) => self.store.left_disk(&keys),
-            Event::DiskClosed => self.store.disk_closed(),
+            Event::DiskClosed => {
+                self.purged_on_disk.clear();
+                self.store.disk_closed();
+            }
             Event::Moved { fingerprint, hashes } => self.give_up(fingerprint, &hashes, give_up::TRIES),
             Event::OfferEnded { offer, wanted } => self.store.offer_ended(offer, &wanted),
             Event::Announced(announced) => self.announced(announced),

@@ -55,7 +55,9 @@ impl Core {
 
 fn granted(answer: &Effect) -> Option<Granted<'_>> {
     match *answer {
-        Effect::Leased { request, ref leased } if !leased.places.is_empty() => {
+        Effect::Leased { request, ref leased }
+            if !(leased.places.is_empty() && leased.new_extents.is_empty()) =>
+        {
             Some(Granted { request, given: Given::Lease(leased.lease), new_extents: &leased.new_extents })
         }
         Effect::Answer { request, ref response, ref new_extents } => {

@@ -122,38 +122,44 @@ impl Told {
         &self,
         chunk_tokens: impl Fn(&Fingerprint) -> Option<u32>,
     ) -> BTreeMap<(Fingerprint, u16), Vec<Event>> {
-        let mut held: BTreeMap<(Fingerprint, u16), Vec<&Holding>> = BTreeMap::new();
+        // By position, so that nothing has to be sorted in one go.
+        let mut held: BTreeMap<(Fingerprint, u16), BTreeMap<u32, Vec<&Holding>>> = BTreeMap::new();
         for (number, ((fingerprint, _), holdings)) in self.chunks.iter().enumerate() {
             if number % CHUNKS_AT_ONCE == 0 {
                 yield_now().await;
             }
             if chunk_tokens(fingerprint).is_some() {
-                holdings.iter().for_each(|one| held.entry((*fingerprint, one.device)).or_default().push(one));
+                for one in holdings {
+                    let held = held.entry((*fingerprint, one.device)).or_default();
+                    held.entry(one.chunk.index).or_default().push(one);
+                }
             }
         }
         let mut events = BTreeMap::new();
-        for ((fingerprint, device), mut held) in held {
-            yield_now().await;
-            held.sort_unstable_by_key(|one| one.chunk.index);
+        for ((fingerprint, device), held) in held {
             let tokens = chunk_tokens(&fingerprint).unwrap_or_default();
-            events.insert((fingerprint, device), self.events_of(&held, tokens));
+            events.insert((fingerprint, device), self.events_of(held, tokens).await);
         }
         events
     }
 
-    /// Events for chunks of one namespace that one GPU holds, parents first.
-    fn events_of(&self, held: &[&Holding], chunk_tokens: u32) -> Vec<Event> {
-        if !self.tells_tokens {
-            return held.iter().map(|one| Event::bare(&one.chunk, chunk_tokens)).collect();
+    /// Events for chunks of one namespace that one GPU holds, by position.
+    async fn events_of(&self, held: BTreeMap<u32, Vec<&Holding>>, chunk_tokens: u32) -> Vec<Event> {
+        let (mut events, mut known) = (Vec::new(), HashSet::<ChunkHash>::new());
+        for (number, one) in held.into_values().flatten().enumerate() {
+            if number % CHUNKS_AT_ONCE == 0 {
+                yield_now().await;
+            }
+            if !self.tells_tokens {
+                events.push(Event::bare(&one.chunk, chunk_tokens));
+            } else if let Some(described) = &one.described
+                && one.parent().is_none_or(|parent| known.contains(&parent))
+            {
+                known.insert(one.chunk.hash);
+                events.push(Event::Described(Arc::clone(described)));
+            }
         }
-        let mut known: HashSet<ChunkHash> = HashSet::new();
-        let told = |one: &&Holding| {
-            let follows = one.parent().is_none_or(|parent| known.contains(&parent));
-            let described = one.described.as_ref().filter(|_| follows)?;
-            known.insert(one.chunk.hash);
-            Some(Event::Described(Arc::clone(described)))
-        };
-        held.iter().filter_map(told).collect()
+        events
     }
 
     fn gain(

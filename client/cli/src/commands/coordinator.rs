@@ -63,6 +63,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     logging::log_panics();
     args.parent.map_or(Ok(()), parent::die_with)?;
     actix_rt::System::new().block_on(async {
+        signals::outlive_limit_of_file_sizes()?;
         let stop = signals::stop()?;
         let config = match &args.config {
             Some(path) => Config::read(path).context(Usage("the coordinator cannot start".into()))?,

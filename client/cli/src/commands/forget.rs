@@ -65,7 +65,7 @@ struct CoordinatorReport {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Chosen { coordinator, admin } = args.cluster.choose()?;
     let (_, status) = ask_coordinator(&coordinator)?;
-    check(&args.node, &status)?;
+    check_no_member(&args.node, &status)?;
     let credentials = args.admin.credentials(admin)?;
     let named: Vec<HostPort> = coordinator.each().cloned().collect();
     let ask = async |address| {
@@ -84,30 +84,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         was_lost: answer.unwrap_or(false),
     });
     let report = Report { node: args.node.clone(), coordinators: coordinators.collect() };
+    // One coordinator may still know the node as lost when the leader has forgotten it.
+    if report.coordinators.iter().all(|one| one.error.is_none() && !one.was_lost) {
+        return Err(not_lost(&args.node, &status));
+    }
     args.format.print(&report, |format| report.list().text(format))?;
     let failed = report.coordinators.iter().any(|coordinator| coordinator.error.is_some());
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// Checks that the node is lost.
-///
-/// # Errors
-/// It is a member, or nobody knows it.
-fn check(node: &str, status: &Status) -> anyhow::Result<()> {
-    if status.lost.iter().any(|lost| lost.name == node) {
-        return Ok(());
-    }
+/// Checks that the node is no member.
+fn check_no_member(node: &str, status: &Status) -> anyhow::Result<()> {
     if status.nodes.iter().any(|member| member.name == node) {
         let advice = "`larder drain` makes it leave, and a node that left needs no forgetting";
         return Err(Usage(format!("`{node}` is a member, so it cannot be forgotten: {advice}")).into());
     }
-    let lost: Vec<&str> = status.lost.iter().map(|lost| &*lost.name).collect();
+    Ok(())
+}
+
+/// The error for a node that no coordinator has lost.
+fn not_lost(node: &str, status: &Status) -> anyhow::Error {
+    let lost: Vec<&str> = status.lost.iter().map(|lost| &*lost.name).filter(|&lost| lost != node).collect();
     let known = match &lost[..] {
         [] => "no node is lost".to_owned(),
         [only] => format!("did you mean `{only}`?"),
         lost => format!("the lost nodes are: {}", lost.join(", ")),
     };
-    Err(Usage(format!("there is no lost node `{node}`; {known}")).into())
+    Usage(format!("there is no lost node `{node}`; {known}")).into()
 }
 
 impl Report {
@@ -143,9 +146,10 @@ mod tests {
             let status = json!({"version": "1", "uptime_seconds": 1.0, "nodes": [member], "lost": lost});
             serde_json::from_value::<Status>(status).unwrap()
         };
-        let refusal = |node: &str, names: &[&str]| check(node, &lost(names)).unwrap_err().to_string();
-        assert!(check("node-1", &lost(&["node-1"])).is_ok());
-        assert!(refusal("node-0", &["node-1"]).contains("is a member"));
+        assert!(check_no_member("node-1", &lost(&["node-1"])).is_ok());
+        let refused = check_no_member("node-0", &lost(&["node-1"])).unwrap_err();
+        assert!(refused.to_string().contains("is a member"));
+        let refusal = |node: &str, names: &[&str]| not_lost(node, &lost(names)).to_string();
         assert!(refusal("node1", &["node-1"]).contains("did you mean `node-1`?"));
         assert!(refusal("node-3", &["node-1", "node-2"]).contains("the lost nodes are: node-1, node-2"));
         assert!(refusal("node-3", &[]).contains("no node is lost"));

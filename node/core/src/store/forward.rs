@@ -10,7 +10,7 @@
 //! A chunk is forwarded once: until it is used at its new node, it is not forwarded again. It keeps its age: the offer's worth
 //! tells for how long nobody had used it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use larder_protocol::table::NodeNumber;
@@ -35,6 +35,10 @@ pub(super) struct Departing {
     places: HashMap<ChunkId, u64>,
     /// The chunks of each offer that are still here.
     open: HashMap<u64, usize>,
+    /// The places of chunks that no offer includes.
+    unoffered: BTreeSet<u64>,
+    /// The last offer of which a node took only a part: it may have no more room before it has the chunks of this part.
+    partly_taken: BTreeMap<NodeNumber, u64>,
     bytes: Shares,
     counts: Forwards,
 }
@@ -46,8 +50,8 @@ struct Leaving {
     worth: Worth,
     tenant: TenantId,
     bytes: u64,
-    /// The number of the offer that includes the chunk.
-    offer: Option<u64>,
+    /// The number of the offer that includes the chunk, and the chunk's position there.
+    offer: Option<(u64, usize)>,
     /// An offer that must be over before the chunk is offered again.
     after: Option<u64>,
     until: Millis,
@@ -85,13 +89,22 @@ impl Departing {
     fn add(&mut self, place: u64, leaving: Leaving) {
         self.bytes.add(leaving.tenant, leaving.bytes);
         self.places.insert(leaving.named.id, place);
+        self.put(place, leaving);
+    }
+
+    fn put(&mut self, place: u64, leaving: Leaving) {
+        if leaving.offer.is_none() {
+            self.unoffered.insert(place);
+        }
         self.line.insert(place, leaving);
     }
 
     fn remove(&mut self, id: ChunkId) -> Option<Leaving> {
-        let leaving = self.line.remove(&self.places.remove(&id)?)?;
+        let place = self.places.remove(&id)?;
+        let leaving = self.line.remove(&place)?;
+        self.unoffered.remove(&place);
         self.bytes.take(leaving.tenant, leaving.bytes);
-        leaving.offer.into_iter().for_each(|offer| self.leaves(offer));
+        leaving.offer.into_iter().for_each(|(offer, _)| self.leaves(offer));
         Some(leaving)
     }
 
@@ -105,8 +118,10 @@ impl Departing {
         }
     }
 
-    fn may_be_offered(&self, leaving: &Leaving) -> bool {
-        leaving.offer.is_none() && leaving.after.is_none_or(|offer| !self.open.contains_key(&offer))
+    /// The chunks that may be offered now, the oldest first.
+    fn offerable(&self) -> impl Iterator<Item = (u64, &Leaving)> {
+        let unoffered = self.unoffered.iter().filter_map(|&place| Some((place, self.line.get(&place)?)));
+        unoffered.filter(|(_, leaving)| leaving.after.is_none_or(|offer| !self.open.contains_key(&offer)))
     }
 }
 
@@ -174,7 +189,9 @@ impl Store {
     /// Forwards a chunk that is evicted, if that pays and staging has room for the chunk until it is gone. Returns whether the
     /// chunk is forwarded. The chunk is no longer counted as cached, and the policy does not know it any more.
     pub(super) fn forward(&mut self, id: ChunkId, idle_ms: u64) -> bool {
-        let Some(most) = self.passing_bytes_of_forwards() else { return false };
+        let Some(staging) = self.staging_bytes() else { return false };
+        // Chunks that leave make way for their own tenant only.
+        let most = if self.tenants.has_several() { staging / FORWARDING_SHARE } else { staging };
         let now = Duration::from_millis(self.now.0);
         let chunk = self.index.get(id);
         if !is_only_copy(chunk) || chunk.was_forwarded() {
@@ -199,7 +216,7 @@ impl Store {
         self.vacate(id);
         self.change(id, |chunk| chunk.claims += 1);
         let (named, until) = (self.name_now(id), self.now + LEAVES_WITHIN_MS);
-        let (offer, after) = (None, None);
+        let (offer, after) = (None, self.departing.partly_taken.get(&to).copied());
         let place = self.next_number();
         self.departing.add(place, Leaving { named, to, worth, tenant, bytes, offer, after, until });
         true
@@ -207,20 +224,19 @@ impl Store {
 
     /// The next chunks to offer to a node; [`Store::offer_ended`] must follow.
     pub fn next_offer(&mut self) -> Option<Offered> {
-        let departing = &self.departing;
-        let first = departing.line.values().find(|leaving| departing.may_be_offered(leaving)).copied()?;
+        let first = *self.departing.offerable().next()?.1;
         let (to, namespace) = (first.to, first.named.namespace);
-        let is_alike = |leaving: &Leaving| {
-            departing.may_be_offered(leaving) && leaving.to == to && leaving.named.namespace == namespace
-        };
-        let alike = departing.line.iter().filter(|(_, leaving)| is_alike(leaving)).take(MOST_OFFERED);
-        let alike: Vec<u64> = alike.map(|(&place, _)| place).collect();
+        let is_alike =
+            |(_, leaving): &(u64, &Leaving)| leaving.to == to && leaving.named.namespace == namespace;
+        let alike = self.departing.offerable().filter(is_alike).take(MOST_OFFERED);
+        let alike: Vec<u64> = alike.map(|(place, _)| place).collect();
         let number = self.next_number();
         let mut worth = first.worth;
         let mut chunks = Vec::with_capacity(alike.len());
         for place in alike {
             let Some(leaving) = self.departing.line.get_mut(&place) else { continue };
-            leaving.offer = Some(number);
+            leaving.offer = Some((number, chunks.len()));
+            self.departing.unoffered.remove(&place);
             worth = worth.min(leaving.worth);
             chunks.push(self.index.name(leaving.named.id));
         }
@@ -233,7 +249,8 @@ impl Store {
     /// Takes a node's answer to an offer: for each chunk, in order, whether the node wants it; `wanted` is empty if the node did
     /// not answer. Wanted chunks keep their slots until the node has them.
     pub fn offer_ended(&mut self, number: u64, wanted: &[bool]) {
-        let offered = self.departing.line.iter().filter(|(_, leaving)| leaving.offer == Some(number));
+        let is_in = |leaving: &Leaving| leaving.offer.is_some_and(|(offer, _)| offer == number);
+        let offered = self.departing.line.iter().filter(|(_, leaving)| is_in(leaving));
         let offered: Vec<(u64, Leaving)> = offered.map(|(&place, leaving)| (place, *leaving)).collect();
         let takes_some = wanted.contains(&true);
         if let Some(&(_, Leaving { to, named, .. })) = offered.first() {
@@ -245,12 +262,17 @@ impl Store {
                 _ => neighbours.forget(to),
             }
         }
-        // If some chunks of the offer ended meanwhile, the answer's order no longer fits.
-        let is_whole = offered.len() == wanted.len();
-        for (at, &(place, leaving)) in offered.iter().enumerate() {
-            if takes_some && is_whole && !wanted[at] {
+        if let Some((_, leaving)) = offered.first()
+            && takes_some
+            && wanted.contains(&false)
+        {
+            self.departing.partly_taken.insert(leaving.to, number);
+        }
+        for (place, leaving) in offered {
+            let is_wanted = leaving.offer.and_then(|(_, at)| wanted.get(at)).copied().unwrap_or(false);
+            if takes_some && !is_wanted {
                 self.offer_again(place, leaving);
-            } else if wanted.is_empty() || (is_whole && !wanted[at]) {
+            } else if !is_wanted {
                 self.departed(leaving.named.id);
             }
         }
@@ -266,9 +288,9 @@ impl Store {
             self.departed(leaving.named.id);
             return;
         };
-        let after = leaving.offer.filter(|_| to == leaving.to);
-        self.departing.line.insert(place, Leaving { to, offer: None, after, ..leaving });
-        leaving.offer.into_iter().for_each(|offer| self.departing.leaves(offer));
+        let after = self.departing.partly_taken.get(&to).copied();
+        self.departing.put(place, Leaving { to, offer: None, after, ..leaving });
+        leaving.offer.into_iter().for_each(|(offer, _)| self.departing.leaves(offer));
     }
 
     /// Notes that another node now has a chunk that this store was forwarding; returns whether it was forwarding the chunk.
@@ -307,7 +329,7 @@ impl Store {
     /// Begins to take a chunk that another node offers and evicts, if it is worth its place here. [`Store::fetched`] must answer
     /// the fetch.
     pub fn take_in(&mut self, fingerprint: &Fingerprint, name: ChunkRef, worth: Worth) -> Option<Wanted> {
-        let most = self.passing_bytes_of_forwards()? / FORWARDING_SHARE;
+        let most = self.staging_bytes()? / FORWARDING_SHARE;
         let number = self.namespaces.of(fingerprint)?;
         if self.index.find(number, &name.hash).is_some() {
             return None;
@@ -366,7 +388,7 @@ impl Store {
     }
 
     /// Bytes of staging; `None` if this store forwards nothing.
-    fn passing_bytes_of_forwards(&self) -> Option<u64> {
+    fn staging_bytes(&self) -> Option<u64> {
         let peers = self.limits.peers.as_ref().filter(|peers| peers.placement == PlacementRule::Worth)?;
         Some(peers.passing_bytes)
     }
@@ -377,8 +399,8 @@ fn is_only_copy(chunk: &Chunk) -> bool {
     chunk.is_complete() && !chunk.is_copy() && chunk.disk == OnDisk::Nowhere && chunk.stored != Stored::There
 }
 
-/// Chunks that come may take one part in this many of staging. Chunks that leave may take as many bytes of memory as staging has:
-/// they make way for whoever needs their slots.
+/// Chunks that come may take one part in this many of staging. Chunks that leave may take as many bytes of memory as staging has,
+/// if there is one tenant: they make way for other chunks of their tenant. With several tenants they may take such a part.
 const FORWARDING_SHARE: u64 = 4;
 
 /// The store has free room while one part in this many of its capacity is unused.

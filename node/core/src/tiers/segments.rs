@@ -16,8 +16,8 @@ impl Core {
         self.visit_segment(SegmentVisit::List, 0);
     }
 
-    /// Purges chunks on disk for good. Until the last segment was visited, nothing is written under these names, and none of these
-    /// chunks is found.
+    /// Purges chunks on disk for good. Until the last segment was visited, no chunk is written under these names (chunks that
+    /// are committed meanwhile stay in memory alone), and none is found there.
     pub(crate) fn purge_disk(&mut self, keys: PurgedKeys) {
         if self.store.has_disk() {
             let keys = Arc::new(keys);
