@@ -95,5 +95,13 @@ DASHBOARD = Dashboard(
             zero_is_fine=True, most=1,
             alert="LarderDiskClosed", above=1,
         ),
+        Panel(
+            "Does the drive answer?",
+            "bool",
+            "1: the drive does not answer; the node continues from memory until it does.",
+            {"{{node}}": "larder_disk_silent{@n}"},
+            zero_is_fine=True, most=1,
+            alert="LarderDiskSilent", above=1,
+        ),
     ],
 )

@@ -9,6 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use larder_core::store::Checksums;
@@ -130,6 +131,7 @@ impl Bench {
             segment_bytes: DEFAULT_SEGMENT_BYTES,
             queue_orders: SLOTS as usize,
             scrub_bytes_per_second: 0,
+            silent_after: Duration::MAX,
             cpus: pinned_to()?,
             lane,
         };
@@ -152,7 +154,7 @@ impl Bench {
             let order = WriteOrder::new(FINGERPRINT, chunk(round, block), vec![source])?;
             match tier.write(order) {
                 Ok(answer) => waiting.push_back(answer),
-                Err(Refused::Busy | Refused::Closed) => bail!("the tier refuses"),
+                Err(Refused::Busy | Refused::Closed | Refused::Silent) => bail!("the tier refuses"),
             }
         }
         while !waiting.is_empty() {
@@ -181,7 +183,7 @@ impl Bench {
                 vec![self.place(block % SLOTS)],
             )?) {
                 Ok(answer) => waiting.push_back(answer),
-                Err(Refused::Busy | Refused::Closed) => bail!("the tier refuses"),
+                Err(Refused::Busy | Refused::Closed | Refused::Silent) => bail!("the tier refuses"),
             }
         }
         while !waiting.is_empty() {

@@ -74,6 +74,7 @@ impl Bench {
             segment_bytes: DEFAULT_SEGMENT_BYTES,
             queue_orders: ORDERS,
             scrub_bytes_per_second,
+            silent_after: Duration::MAX,
             cpus: pinned_to()?,
             lane: None,
         };

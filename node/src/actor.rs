@@ -230,6 +230,7 @@ impl GpuActor {
     /// Does the periodic work.
     fn tick(&mut self, ctx: &mut Context<Self>) {
         self.return_extents(ctx);
+        self.look_at_drive(ctx);
         self.decide(Event::Tick, ctx);
         self.device_lane.sweep();
     }

@@ -176,7 +176,7 @@ pub struct DiskConfig {
     /// Bytes verified per second while the drive has nothing else to do; 0 turns this off.
     #[serde(default = "mib::<SCRUB_MIB>", serialize_with = "exact", deserialize_with = "size")]
     pub scrub_bytes_per_second: ByteSize,
-    /// Time for which a lease waits for chunks from disk.
+    /// Time for which a lease waits for chunks from disk. A drive that takes longer for an operation, and a second, is silent.
     #[serde(default = "number::<READ_DEADLINE_MS, _>")]
     pub read_deadline_ms: u64,
 }

@@ -13,16 +13,19 @@
 //! | reads fail again and again | the tier closes itself: the drive is broken |
 //! | a write or sync fails, or the device is full | the tier closes itself, later orders get `Closed`, the node goes on |
 //! | the folder or the file is removed | the tier closes itself |
+//! | the drive does not answer | orders get `Silent` until it does (`drive`); the places of earlier orders are kept |
 //! | more orders than the queue holds | `Busy` |
 //! | two processes want one folder | the second is refused |
 //! | the tier cannot be opened | the node serves from memory and says so |
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 
 use crate::host::CpuSet;
 
+pub(crate) mod drive;
 pub mod format;
 pub mod io;
 pub mod log;
@@ -56,6 +59,8 @@ pub struct DiskOptions {
     pub queue_orders: usize,
     /// Bytes that the scrubber verifies a second, while there are no orders; 0 for none.
     pub scrub_bytes_per_second: u64,
+    /// How long the drive may take for an operation. Then it counts as silent, and is asked for nothing until it answers.
+    pub silent_after: Duration,
     /// The CPUs of the tier's thread.
     pub cpus: CpuSet,
     /// How bytes move; `None` for the best way that the kernel allows.

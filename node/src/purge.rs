@@ -11,11 +11,13 @@ use actix::Addr;
 use larder_core::store::PurgedKeys;
 use larder_core::{Event, PurgeStep};
 use larder_protocol::purge::{PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, PurgeScope};
-use tokio::time::sleep;
+use tokio::sync::oneshot::Receiver;
+use tokio::time::{sleep, timeout};
 
 use crate::actor::{Errand, GpuActor, ask};
 use crate::clock::Clock;
-use crate::disk::{DiskPurge, Refused};
+use crate::disk::drive::DriveWatch;
+use crate::disk::{DiskPurge, PurgedSegment, Refused};
 use crate::exchange::Tell;
 use crate::object::ObjectTier;
 use crate::object::tier::ObjectPurge;
@@ -166,7 +168,8 @@ impl Purges {
                 }
             }
             let mut is_late = false;
-            let left = if mode == PurgeMode::Count || (found == 0 && writes == 0) {
+            // Nobody knows when writes to a silent drive end.
+            let left = if mode == PurgeMode::Count || (found == 0 && (writes == 0 || unreached.is_silent)) {
                 Ok(())
             } else if found > 0 {
                 (rounds, pause, waits_since) = (rounds + 1, LOOK_EVERY, None);
@@ -225,13 +228,17 @@ impl Purges {
             let ordered = actor.send(ask(move |actor| actor.purge_disk(of_disk, after))).await;
             let purged = match ordered.ok().flatten().flatten() {
                 None => return found,
-                Some(Ok(purged)) => purged.await.ok().flatten().ok_or(Refused::Closed),
+                Some(Ok((purged, drive))) => purged_segment(purged, &drive).await,
                 Some(Err(refused)) => Err(refused),
             };
             match purged {
                 Err(Refused::Busy) => sleep(LOOK_EVERY).await,
                 Err(Refused::Closed) => {
                     unreached.has_closed = true;
+                    return found;
+                }
+                Err(Refused::Silent) => {
+                    unreached.is_silent = true;
                     return found;
                 }
                 Ok(segment) => {
@@ -266,7 +273,7 @@ impl Purges {
         });
         let left = |why: &dyn std::fmt::Display| format!("objects are left in the object store: {why}");
         match ordered {
-            Err(Refused::Busy) => Err(left(&"the store has too much to do; purge again")),
+            Err(Refused::Busy | Refused::Silent) => Err(left(&"the store has too much to do; purge again")),
             Err(Refused::Closed) => {
                 Err(left(&"the node leaves the store alone after failures; purge again later"))
             }
@@ -318,6 +325,8 @@ struct Unreached {
     pages: u32,
     /// Whether a tier closed itself.
     has_closed: bool,
+    /// Whether a drive does not answer.
+    is_silent: bool,
 }
 
 impl Unreached {
@@ -330,10 +339,27 @@ impl Unreached {
                 "a disk tier is closed: its chunks come back if the tier opens again, so purge again then"
                     .to_owned(),
             ),
+            Self { is_silent: true, .. } => {
+                Err("the drive does not answer: its chunks are left; purge again when it answers".to_owned())
+            }
             Self { pages: 0, .. } => Ok(()),
             _ => Err(format!(
                 "{pages} pages of the disk cannot be read: purged chunks on them come back if the drive reads them at a start, so purge again then"
             )),
+        }
+    }
+}
+
+/// A disk's answer to a purge of a segment. The order of a silent drive stays; its answer comes too late.
+async fn purged_segment(
+    mut purged: Receiver<Option<PurgedSegment>>,
+    drive: &DriveWatch,
+) -> Result<PurgedSegment, Refused> {
+    loop {
+        match timeout(LOOK_EVERY, &mut purged).await {
+            Ok(purged) => return purged.ok().flatten().ok_or(Refused::Closed),
+            Err(_) if drive.silent_for().is_some() => return Err(Refused::Silent),
+            Err(_) => {}
         }
     }
 }
@@ -354,3 +380,19 @@ const WRITES_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long an admin may be silent. After this time the admin counts as gone, and the purge's chunks may come again.
 const SILENCE: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::tests::silent::{everything, hanging};
+
+    #[tokio::test]
+    async fn a_purge_does_not_wait_for_a_silent_drive() {
+        let (tier, _, _hold) = hanging();
+        let purged = tier.purge(everything(), 0).unwrap();
+        let purged = purged_segment(purged, tier.watch()).await;
+        assert_eq!(purged.map(drop), Err(Refused::Silent));
+        let unreached = Unreached { is_silent: true, ..Unreached::default() };
+        assert!(unreached.was_read().unwrap_err().contains("purge again when it answers"));
+    }
+}

@@ -22,6 +22,13 @@ impl From<JoinHandle<()>> for Joined {
     }
 }
 
+impl Joined {
+    /// Lets the thread go on alone.
+    pub(crate) fn leave(mut self) {
+        self.0 = None;
+    }
+}
+
 impl Drop for Joined {
     fn drop(&mut self) {
         let Some(thread) = self.0.take() else { return };

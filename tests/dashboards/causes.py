@@ -183,6 +183,17 @@ def a_drive_with_bad_sectors(stage):
     stage.engine(cluster, "a", "read")
 
 
+@cause("LarderDiskSilent")
+def a_drive_that_hangs(stage):
+    hangs = stage.folder.with_suffix(".hangs")
+    environment = {**bad_sectors(stage.folder.with_suffix(".sectors")), "LARDER_SOAK_HANGS": str(hangs)}
+    cluster = stage.cluster(names=["a"], node=DISK + "\nread_deadline_ms = 1000", environment=environment)
+    let_churn(stage, cluster)
+    hangs.touch()
+    stage.later(hangs.unlink)
+    stage.engine(cluster, "a", "churn")
+
+
 @cause("LarderDiskClosed")
 def a_drive_that_is_taken_away(stage):
     cluster = stage.cluster(names=["a"], node=DISK)

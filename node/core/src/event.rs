@@ -292,6 +292,8 @@ pub enum Event {
     LeftDisk(Vec<ChunkKey>),
     /// The disk is closed: nothing on it can be read or written any more.
     DiskClosed,
+    /// The drive of the disk does not answer, or answers again: meanwhile the disk is asked for nothing.
+    DiskSilent(bool),
     /// A node answered an offer.
     OfferEnded {
         /// The offer.
@@ -443,7 +445,7 @@ pub enum ReadAnswer {
     Busy,
     /// The tier takes no orders any more.
     Closed,
-    /// The order does not fit its memory, which is a fault of ours: nothing was ordered.
+    /// The order does not fit its memory, which is a fault of ours, or the drive does not answer: nothing was ordered.
     Impossible,
     /// The tier's thread failed: it may still write to the slots.
     Lost,

@@ -201,6 +201,7 @@ impl Core {
                 self.purged_on_disk.clear();
                 self.store.disk_closed();
             }
+            Event::DiskSilent(is_silent) => self.disk_silent(is_silent),
             Event::Moved { fingerprint, hashes } => self.give_up(fingerprint, &hashes, give_up::TRIES),
             Event::OfferEnded { offer, wanted } => self.store.offer_ended(offer, &wanted),
             Event::Announced(announced) => self.announced(announced),

@@ -62,6 +62,7 @@ impl Core {
             let class = fetch.map_or(Class::Decode, |fetch| fetch.class);
             let tenant = fetch.and_then(|fetch| self.store.tenant_of_namespace(&fetch.fingerprint));
             match (self.bring.reads_of(tier), tier) {
+                (Some(_), Below::Disk) if self.store.is_disk_silent() => self.missed_on_disk(id),
                 (Some(reads), _) => reads.line.wait(tenant.unwrap_or_default(), id, class, self.now),
                 (None, Below::Disk) => self.missed_on_disk(id),
                 (None, Below::Object) => self.did_not_come(id),
@@ -88,6 +89,22 @@ impl Core {
                 reads.meter.ordered(bytes, now);
             }
             self.effects.push_back(Effect::Read { read, tier, chunk });
+        }
+    }
+
+    /// Does without the disk while its drive does not answer. Reads and writes that were ordered keep their places; chunks that
+    /// wait to be read are looked for elsewhere, and chunks that wait to be written are not written.
+    pub(crate) fn disk_silent(&mut self, is_silent: bool) {
+        self.store.disk_silent(is_silent);
+        if !is_silent {
+            return;
+        }
+        while let Some(write) = self.store.next_write(Below::Disk) {
+            self.store.written(write.write, false);
+        }
+        let line = self.bring.reads_of(Below::Disk).map(|reads| reads.line.clear());
+        for id in line.into_iter().flatten() {
+            self.missed_on_disk(id);
         }
     }
 

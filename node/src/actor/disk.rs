@@ -14,6 +14,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot::Receiver;
 
 use super::GpuActor;
+use crate::disk::drive::DriveWatch;
 use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
 use crate::disk::owners::Owners;
 use crate::disk::{DiskPurge, DiskTier, Gone, PurgedSegment, Refused, SnapshotPage, Why};
@@ -31,6 +32,9 @@ pub struct DiskParts {
     /// How long a lease waits for the disk.
     pub deadline: Duration,
 }
+
+/// A segment's purge that was ordered, and the watch of its drive.
+type SegmentPurge = (Receiver<Option<PurgedSegment>>, DriveWatch);
 
 impl GpuActor {
     /// Begins to learn which chunks are on disk.
@@ -69,6 +73,14 @@ impl GpuActor {
         }
     }
 
+    /// Tells the core when the disk's drive falls silent, and when it answers again.
+    pub(super) fn look_at_drive(&mut self, ctx: &mut Context<Self>) {
+        let is_silent = self.hands.disk.as_ref().is_some_and(|disk| disk.tier.look());
+        if is_silent != self.core.store().is_disk_silent() {
+            self.decide(Event::DiskSilent(is_silent), ctx);
+        }
+    }
+
     /// Lists or purges the next segment after position `after`.
     pub(super) fn visit_segment(&mut self, visit: SegmentVisit, after: u64, ctx: &mut Context<Self>) {
         let visited = self.order_visit(&visit, after);
@@ -97,13 +109,14 @@ impl GpuActor {
         Ok(visiting.map(|visited| visited.ok().flatten().unwrap_or(Visited::Closed)))
     }
 
-    /// Purges a segment for an admin; `None` if there is no disk.
+    /// Purges a segment for an admin; `None` if there is no disk. The watch says whether the answer is to be expected.
     pub(crate) fn purge_disk(
         &mut self,
         purge: DiskPurge,
         after: u64,
-    ) -> Option<Result<Receiver<Option<PurgedSegment>>, Refused>> {
-        self.hands.disk.as_ref().map(|disk| disk.tier.purge(purge, after))
+    ) -> Option<Result<SegmentPurge, Refused>> {
+        let tier = &self.hands.disk.as_ref()?.tier;
+        Some(tier.purge(purge, after).map(|purged| (purged, tier.watch().clone())))
     }
 
     pub(super) fn remove_from_disk(&self, key: ChunkKey) {

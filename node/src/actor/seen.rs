@@ -52,7 +52,7 @@ pub struct ActorReport {
     pub tenants: Vec<TenantRates>,
     /// Used bytes and all bytes of the disk tier; `None` if the actor has no disk tier, or if the tier is closed.
     pub disk_fill: Option<(u64, u64)>,
-    /// Why the disk tier is closed, or does not keep all chunks.
+    /// Why the disk tier is closed or silent, or does not keep all chunks.
     pub disk_trouble: Option<String>,
 }
 
@@ -74,9 +74,13 @@ impl GpuActor {
         }
         let (tokens_asked, tokens_hit) = self.hands.metrics.tokens();
         let disk_fill = self.open_disk().map(|disk| (disk.tier.used_bytes(), disk.tier.capacity_bytes()));
-        let closed = self.hands.disk.as_ref().and_then(|disk| disk.tier.trouble());
+        let tier = self.hands.disk.as_ref().map(|disk| &disk.tier);
+        let closed = tier.and_then(|tier| tier.trouble());
+        let silent = tier.and_then(|tier| tier.watch().silent_for());
+        let silent = silent.map(|silent| format!("the drive has not answered for {} s", silent.as_secs()));
         let undescribed = self.core.cannot_describe().then_some(UNDESCRIBED);
-        let disk_trouble = closed.or(self.hands.disk_trouble.as_deref()).or(undescribed).map(str::to_owned);
+        let trouble = closed.or(silent.as_deref()).or(self.hands.disk_trouble.as_deref()).or(undescribed);
+        let disk_trouble = trouble.map(str::to_owned);
         let policy = self.core.store().policy();
         ActorReport { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
     }

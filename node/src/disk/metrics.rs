@@ -27,6 +27,8 @@ metrics_table! {
             "Bytes of the tier's file that records have taken; segments are freed as wholes";
         closed: IntGauge = "larder_disk_closed", "bool", [DEVICE],
             "1 if the disk tier closed itself after a failure";
+        silent: IntGauge = "larder_disk_silent", "bool", [DEVICE],
+            "1 while the drive does not answer the disk tier";
         read_errors: IntCounter = "larder_disk_read_errors_total", "records", [DEVICE],
             "Records and pages that the drive could not read; no reader got them";
         segments: IntGaugeVec = "larder_disk_segments", "segments",
@@ -123,6 +125,7 @@ pub(crate) const OUTCOMES: &[&str] = &[
     "too_large",
     "busy",
     "closed",
+    "silent",
     "misnamed",
     "undescribed",
 ];

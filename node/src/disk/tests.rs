@@ -23,6 +23,7 @@ mod faults;
 mod histories;
 mod killed;
 mod opening;
+pub(crate) mod silent;
 mod unreadable;
 
 /// Memory in which chunks are made, and into which they are read.
@@ -151,6 +152,7 @@ pub(super) fn options(folder: &Path) -> DiskOptions {
         segment_bytes: SEGMENT_BYTES,
         queue_orders: 32,
         scrub_bytes_per_second: 0,
+        silent_after: Duration::from_secs(60),
         cpus: pinned_to().unwrap(),
         lane: None,
     }

@@ -1,7 +1,10 @@
 //! A disk tier: its thread, and the queue before it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{
+    Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, channel, sync_channel,
+};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -10,30 +13,38 @@ use larder_core::{Visited, Written};
 use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
+use super::drive::{DriveWatch, Ending};
 use super::metrics::DiskMetrics;
 use super::order::{DiskPurge, PurgedSegment, ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder};
 use super::owners::Owners;
 use super::volume::{DiskJob, Volume};
 use super::{DiskOptions, OpenError};
 use crate::clock::Clock;
-use crate::threads::{self, Joined};
+use crate::threads;
 
 pub use super::volume::OnGone;
 
-/// An open disk tier. Dropping it waits until every order is done, then unlocks the file.
+/// An open disk tier. Dropping it waits until every order is done, then unlocks the file. It does not wait for a silent drive: the
+/// thread stays behind with its orders, so that nobody else uses their places.
+///
+/// While the drive is silent, the tier takes no orders that somebody waits for. Orders that it has taken stay until the drive
+/// answers.
 ///
 /// Completions come on channels of their own and cannot be refused. An error of such a channel means that the tier's thread
 /// panicked: a bug is in the log, the tier is closed, and the order's places must not be used again, since the drive may
 /// still write there.
 pub struct DiskTier {
     queue: SyncSender<DiskJob>,
-    _thread: Joined,
+    _thread: Ending,
     /// Why the tier closed itself, if it did.
     trouble: Arc<OnceLock<String>>,
     metrics: DiskMetrics,
     namespaces: Vec<Fingerprint>,
     owners: Arc<Owners>,
     capacity_bytes: u64,
+    watch: DriveWatch,
+    /// Whether the drive was silent when the tier was looked at last.
+    was_silent: AtomicBool,
 }
 
 /// Why a tier did not take an order: nothing was done.
@@ -43,6 +54,8 @@ pub enum Refused {
     Busy,
     /// The tier closed itself: do without.
     Closed,
+    /// The drive does not answer: do without until it does.
+    Silent,
 }
 
 impl DiskTier {
@@ -63,6 +76,7 @@ impl DiskTier {
         metrics: DiskMetrics,
     ) -> Result<Self, OpenError> {
         let (namespaces, owners) = (volume.namespaces(), Arc::clone(volume.owners()));
+        let watch = DriveWatch::new(volume.drive(), options.silent_after);
         let (queue, jobs) = sync_channel(options.queue_orders);
         let trouble = Arc::<OnceLock<String>>::default();
         let work = Work {
@@ -75,16 +89,22 @@ impl DiskTier {
             scrub: Scrub::new(options.scrub_bytes_per_second),
             look_at: Duration::ZERO,
         };
-        let thread = threads::spawn("larder-disk", &options.cpus, move || work.run());
-        let thread = thread.map_err(OpenError::Thread)?.into();
+        let (end, ended) = channel();
+        let thread = threads::spawn("larder-disk", &options.cpus, move || {
+            work.run();
+            drop(end);
+        });
+        let thread = thread.map_err(OpenError::Thread)?;
         Ok(Self {
             queue,
-            _thread: thread,
+            _thread: Ending::new(thread, ended, watch.clone()),
             trouble,
             metrics,
             namespaces,
             owners,
             capacity_bytes: options.capacity_bytes,
+            watch,
+            was_silent: AtomicBool::new(false),
         })
     }
 
@@ -123,7 +143,8 @@ impl DiskTier {
     /// # Errors
     /// Fails if the order was not taken.
     pub fn remove(&self, key: ChunkKey) -> Result<oneshot::Receiver<bool>, Refused> {
-        self.order(|done| DiskJob::Forget(key, done))
+        let (done, answer) = oneshot::channel();
+        self.send(DiskJob::Forget(key, done)).map(|()| answer)
     }
 
     /// Says that chunks were used elsewhere (from host memory, say), so that they stay when their segment is given up. This is a
@@ -167,6 +188,28 @@ impl DiskTier {
         self.trouble.get().map(String::as_str)
     }
 
+    /// Whether the drive is silent. The tier is to be looked at often: this logs when the drive falls silent, and when it answers
+    /// again.
+    pub(crate) fn look(&self) -> bool {
+        let silent = self.watch.silent_for();
+        if self.was_silent.swap(silent.is_some(), Ordering::Relaxed) != silent.is_some() {
+            self.metrics.silent.set(silent.is_some().into());
+            match silent {
+                Some(silent) => tracing::warn!(
+                    ?silent,
+                    "the drive does not answer: the node does without its disk until it does"
+                ),
+                None => tracing::info!("the drive answers again: the node uses its disk again"),
+            }
+        }
+        silent.is_some()
+    }
+
+    /// Says whether the drive is silent.
+    pub(crate) fn watch(&self) -> &DriveWatch {
+        &self.watch
+    }
+
     /// The namespaces that had records when the tier was opened, those with the most first.
     #[must_use]
     pub fn namespaces_at_start(&self) -> &[Fingerprint] {
@@ -183,6 +226,10 @@ impl DiskTier {
         &self,
         job: impl FnOnce(oneshot::Sender<A>) -> DiskJob,
     ) -> Result<oneshot::Receiver<A>, Refused> {
+        if self.watch.silent_for().is_some() && !self.is_closed() {
+            self.metrics.answered("silent");
+            return Err(Refused::Silent);
+        }
         let (done, answer) = oneshot::channel();
         self.send(job(done)).map(|()| answer)
     }
@@ -207,6 +254,7 @@ impl From<Refused> for larder_core::ReadAnswer {
         match refused {
             Refused::Busy => Self::Busy,
             Refused::Closed => Self::Closed,
+            Refused::Silent => Self::Impossible,
         }
     }
 }
@@ -216,6 +264,8 @@ impl From<Refused> for Written {
         match refused {
             Refused::Busy => Self::Busy,
             Refused::Closed => Self::Closed,
+            // The chunk stays in memory, and has another chance when it is evicted.
+            Refused::Silent => Self::Failed,
         }
     }
 }
@@ -223,7 +273,7 @@ impl From<Refused> for Written {
 impl From<Refused> for Visited {
     fn from(refused: Refused) -> Self {
         match refused {
-            Refused::Busy => Self::Busy,
+            Refused::Busy | Refused::Silent => Self::Busy,
             Refused::Closed => Self::Closed,
         }
     }

@@ -11,6 +11,7 @@ use larder_net::seldom::Seldom;
 use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
+use super::drive::Drive;
 use super::format::{PAGE_BYTES, StorageId};
 use super::log::{Geometry, Log};
 use super::metrics::DiskMetrics;
@@ -145,6 +146,11 @@ impl Volume {
     /// The tenants of the namespaces.
     pub fn owners(&self) -> &Arc<Owners> {
         &self.owners
+    }
+
+    /// The drive below.
+    pub(crate) fn drive(&self) -> &Drive {
+        self.transfers.drive()
     }
 
     /// Whether a segment should be given up ahead of need.

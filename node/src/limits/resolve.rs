@@ -468,6 +468,7 @@ fn disk_limits(disk: &DiskConfig, i: u64, actors: u64, cpus: &CpuSet) -> Result<
         segment_bytes,
         queue_orders: DISK_QUEUE_ORDERS,
         scrub_bytes_per_second: disk.scrub_bytes_per_second.0 / actors,
+        silent_after: Duration::from_millis(disk.read_deadline_ms).max(LEAST_SILENCE),
         cpus: cpus.clone(),
         lane: None,
     };
@@ -552,6 +553,9 @@ const MIN_DIRECTORY_ROWS: u64 = 1 << 20;
 
 /// Default number of extents of an actor's arena.
 const DEFAULT_EXTENTS: u64 = 32;
+
+/// How long any drive may take for an operation, such as a sync of many bytes.
+const LEAST_SILENCE: Duration = Duration::from_secs(1);
 
 /// Maximum number of requests to an object store at a time: far more than any store serves one node.
 const MAX_OBJECT_REQUESTS: u64 = 65_536;

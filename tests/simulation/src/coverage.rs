@@ -52,7 +52,7 @@ macro_rules! names {
 names!(EVENTS, event of Event as "Event":
     Asked, Closed, ProcessGone, PolicyIs, LimitsAre, Copied, Device, ExtentRenewed, ExtentLeft, Damaged, GrantEnded, SiblingsFound,
     HoldersFound, StoredFound, OrderEnded, OrderRefused, LayersCame, FollowedCame, FollowEnded, ReadEnded, WriteEnded,
-    Described, SegmentVisited, LeftDisk, DiskClosed, OfferEnded, Moved, Announced, PageAnnounced, Tick, Alarm, Drain, DrainCancelled,
+    Described, SegmentVisited, LeftDisk, DiskClosed, DiskSilent, OfferEnded, Moved, Announced, PageAnnounced, Tick, Alarm, Drain, DrainCancelled,
     TakersAre, TakeAnswered, TenantsAre, Purge);
 
 names!(EFFECTS, effect of Effect as "Effect":

@@ -116,6 +116,9 @@ impl World {
         if !tier.is_working {
             tier.is_working = true;
             self.plan_actor(at, after, ActorHappening::Disk);
+            if after >= SILENT_AFTER {
+                self.tell_at_once(at, Event::DiskSilent(true));
+            }
         }
     }
 
@@ -132,6 +135,7 @@ impl World {
             answers.push((life, answer));
         }
         let has_jobs = !jobs.is_empty();
+        let is_silent = actor.core.store().is_disk_silent();
         if has_jobs {
             tier.volume.perform(jobs, &mut || None);
         } else if tier.volume.wants_eviction() {
@@ -151,6 +155,9 @@ impl World {
             self.tell_soon(at, life, event);
         }
         answers.into_iter().for_each(|(life, answer)| self.disk_answered(at, life, answer));
+        if is_silent {
+            self.tell_soon(at, life, Event::DiskSilent(false));
+        }
         let pause = if wants_more { Duration::from_millis(2) } else { SCRUB_EVERY };
         if !has_jobs || wants_more {
             self.plan_actor(at, pause, ActorHappening::Disk);
@@ -369,3 +376,5 @@ const GEOMETRY: Geometry = Geometry { segments: 8, segment_pages: 32 };
 
 const QUEUE_ORDERS: usize = 32;
 const SCRUB_EVERY: Duration = Duration::from_millis(500);
+/// A drive that takes longer for an order counts as silent from the start.
+const SILENT_AFTER: Duration = Duration::from_secs(1);

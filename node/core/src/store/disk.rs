@@ -35,6 +35,8 @@ pub(super) struct Disk {
     touched: Vec<ChunkKey>,
     given_up: Vec<ChunkKey>,
     chunks: u64,
+    /// Whether the drive does not answer, so that chunks on disk count as absent.
+    is_silent: bool,
 }
 
 /// A store's contents on disk, in numbers.
@@ -52,7 +54,8 @@ impl Disk {
     pub(super) fn new(limits: &DiskStoreLimits) -> Self {
         let line = WriteLine::new(Some(limits.write), limits.write_after_uses, limits.max_waiting_bytes);
         let (touched, given_up) = (Vec::new(), Vec::new());
-        Self { line, max_reading_bytes: limits.max_reading_bytes, touched, given_up, chunks: 0 }
+        let max_reading_bytes = limits.max_reading_bytes;
+        Self { line, max_reading_bytes, touched, given_up, chunks: 0, is_silent: false }
     }
 
     pub(super) fn max_reading_bytes(&self) -> u64 {
@@ -133,6 +136,17 @@ impl Store {
     /// Whether an open disk tier exists.
     pub(crate) fn has_disk(&self) -> bool {
         self.disk.is_some()
+    }
+
+    /// Whether the disk's drive does not answer.
+    #[must_use]
+    pub fn is_disk_silent(&self) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.is_silent)
+    }
+
+    /// Notes that the disk's drive does not answer, or answers again. Meanwhile chunks on disk count as absent.
+    pub fn disk_silent(&mut self, is_silent: bool) {
+        self.disk.iter_mut().for_each(|disk| disk.is_silent = is_silent);
     }
 
     /// Notes that chunks are no longer on disk.

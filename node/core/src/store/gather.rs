@@ -323,9 +323,13 @@ impl Store {
             let known = self.index.find(number, &chain.hashes[position]);
             let step = match (found, known, elsewhere.get(position).copied().flatten()) {
                 (Presence::Here(chunk), ..) => ChunkStep::Here(chunk),
-                (_, Some(chunk), _) if self.gathers.fetches.contains_key(&chunk) => ChunkStep::Coming(chunk),
+                (_, Some(chunk), _) if self.is_coming_soon(chunk) => ChunkStep::Coming(chunk),
                 (Presence::OnDisk(_), ..) => ChunkStep::Fetch(Source::Disk),
                 (Presence::Absent, None, Some(from)) => ChunkStep::Fetch(from),
+                // The disk is silent.
+                (Presence::Absent, Some(chunk), Some(from)) if self.index.get(chunk).is_on_disk_alone() => {
+                    ChunkStep::Fetch(from)
+                }
                 _ => break,
             };
             if let Some(chunk) = step.claimed() {
@@ -334,6 +338,12 @@ impl Store {
             steps.push(step);
         }
         steps
+    }
+
+    /// Whether a chunk is on its way, and not from a silent disk.
+    fn is_coming_soon(&self, id: ChunkId) -> bool {
+        let is_stuck = || self.is_disk_silent() && self.index.get(id).account() == Account::Disk;
+        self.gathers.fetches.contains_key(&id) && !is_stuck()
     }
 
     /// How many of a chain's first `chunks` chunks [`Store::gather`] can bring at most. `None` if every chunk has all pools:

@@ -107,7 +107,7 @@ impl Store {
             return Granted::NotHeld;
         }
         if chunk.disk == OnDisk::Here && !chunk.is_complete() {
-            return Granted::OnDisk;
+            return if self.is_disk_silent() { Granted::NotHeld } else { Granted::OnDisk };
         }
         if !chunk.is_complete() {
             return Granted::NotHeld;

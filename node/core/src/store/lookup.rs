@@ -421,7 +421,9 @@ impl Store {
         let chunk = self.index.get(id);
         if chunk.is_complete() {
             Presence::Here(id)
-        } else if chunk.is_on_disk_alone() || (chunk.disk == OnDisk::Here && self.gathers.is_coming(id)) {
+        } else if !self.is_disk_silent()
+            && (chunk.is_on_disk_alone() || (chunk.disk == OnDisk::Here && self.gathers.is_coming(id)))
+        {
             Presence::OnDisk(id)
         } else {
             Presence::Absent

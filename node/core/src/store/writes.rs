@@ -310,8 +310,11 @@ impl Store {
         }
     }
 
-    /// Queues the write of a chunk, if there is room in the line; returns whether it will be written.
+    /// Queues the write of a chunk, if there is room in the line and the drive answers; returns whether it will be written.
     fn wait_for_write(&mut self, tier: Below, id: ChunkId) -> bool {
+        if tier == Below::Disk && self.is_disk_silent() {
+            return false;
+        }
         let named = self.name_now(id);
         let bytes = self.whole_chunk_bytes(named.namespace);
         let (tenant, tenants) = (self.tenant_of(id), &self.limits.tenant_bytes);

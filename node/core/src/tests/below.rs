@@ -102,6 +102,63 @@ fn a_disk_that_closes_is_asked_for_nothing_more() {
 }
 
 #[test]
+fn a_lease_does_not_wait_for_a_silent_disk() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("ab");
+    let early = w.lease("ab");
+    let reads = [w.read().0, w.read().0];
+    w.tell(Event::DiskSilent(true));
+    assert!(w.is_idle(), "an ordered read keeps its deadline");
+    let late = w.lease("ab");
+    assert_eq!(w.leased(late).chunks, 0);
+    w.tell(Event::DiskSilent(false));
+    for read in reads {
+        w.tell(Event::ReadEnded { read, answer: read_here() });
+    }
+    assert_eq!(w.leased(early).chunks, 2);
+}
+
+#[test]
+fn chunks_on_a_silent_disk_are_found_again_when_it_answers() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("a");
+    w.tell(Event::DiskSilent(true));
+    let request = w.lease("a");
+    assert_eq!(w.leased(request).chunks, 0);
+    w.tell(Event::DiskSilent(false));
+    let request = w.lease("a");
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: read_here() });
+    assert_eq!(w.leased(request).chunks, 1);
+}
+
+#[test]
+fn what_waits_in_line_for_a_disk_that_falls_silent_comes_from_elsewhere() {
+    let mut w = World::new(BELOW);
+    w.on_disk("a");
+    let request = w.lease("a");
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Busy });
+    w.tell(Event::DiskSilent(true));
+    let (read, tier) = w.read();
+    assert_eq!(tier, Below::Object);
+    w.tell(Event::ReadEnded { read, answer: read_here() });
+    assert_eq!(w.leased(request).chunks, 1);
+}
+
+#[test]
+fn a_chunk_on_a_silent_disk_comes_from_another_node() {
+    let mut w = World::new(Sources { disk: Some(DEADLINE), ..PEERS });
+    w.on_disk("a");
+    w.tell(Event::DiskSilent(true));
+    let request = w.lease("a");
+    assert_eq!(w.directory_says(&[&[2]]), 1);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![here(1)]);
+    assert_eq!(w.leased(request).chunks, 1);
+}
+
+#[test]
 fn what_is_in_line_for_the_disk_is_not_read_once_nobody_wants_it() {
     let mut w = World::new(Sources { object: None, ..BELOW });
     w.on_disk("a");

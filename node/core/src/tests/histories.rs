@@ -468,6 +468,10 @@ impl History {
             984 => self.device_is_lost(),
             975..982 => self.purge(),
             982..984 => self.tenant_goes_and_comes(at),
+            985..990 => {
+                let is_silent = self.random.bool();
+                self.tell(Event::DiskSilent(is_silent));
+            }
             _ => self.tell(Event::Tick),
         }
         self.perform();

@@ -110,6 +110,24 @@ fn a_tier_that_has_too_much_to_do_is_asked_again_for_the_same_chunk() {
 }
 
 #[test]
+fn what_waits_to_be_written_to_a_disk_that_falls_silent_holds_no_memory() {
+    let mut w = described();
+    w.put("b");
+    let (number, _) = write(&mut w);
+    w.tell(Event::WriteEnded { number, answer: Written::Busy });
+    let waiting_bytes = |w: &World| w.core.store.usage().disk.map(|disk| disk.waiting_bytes);
+    assert_ne!(waiting_bytes(&w), Some(0));
+    w.tell(Event::DiskSilent(true));
+    assert_eq!(waiting_bytes(&w), Some(0));
+    w.put("c");
+    assert!(w.is_idle());
+    w.tell(Event::DiskSilent(false));
+    w.pass(Duration::from_millis(50));
+    w.put("d");
+    assert_eq!(write(&mut w).1.chunk.hash, name("d"));
+}
+
+#[test]
 fn a_write_that_is_put_off_keeps_its_place_in_line() {
     let object =
         limits().object.map(|object| ObjectStoreLimits { write: Some(WritePolicy::WriteThrough), ..object });

@@ -46,6 +46,14 @@ impl ReadLine {
         self.tenants.values_mut().any(|line| line.turns.leave(id))
     }
 
+    /// Takes all chunks out of the line.
+    pub(crate) fn clear(&mut self) -> Vec<FetchId> {
+        let lines = self.tenants.values_mut();
+        lines
+            .flat_map(|line| std::iter::from_fn(|| line.turns.next().filter(|&id| line.turns.leave(id))))
+            .collect()
+    }
+
     /// Takes the next chunk out of the line, if the bytes in flight allow another read.
     pub(crate) fn next(&mut self) -> Option<FetchId> {
         let under_way: u64 = self.tenants.values().map(|line| line.bytes_under_way).sum();

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use super::super::drive::{Drive, Watched};
 use super::super::format::PAGE_BYTES;
 use super::super::io::{Buffer, Direction, DiskDevice, Finished, Memory, Transfer};
 use super::super::metrics::DiskMetrics;
@@ -14,7 +15,7 @@ use larder_net::seldom::Seldom;
 
 /// A device, and the buffers through which everything passes.
 pub(super) struct Transfers {
-    device: Box<dyn DiskDevice>,
+    device: Watched,
     metrics: DiskMetrics,
     clock: Clock,
     spare: Vec<Buffer>,
@@ -66,7 +67,8 @@ pub(super) struct ReadPart {
 }
 
 impl Transfers {
-    pub(super) fn new(mut device: Box<dyn DiskDevice>, metrics: DiskMetrics) -> Self {
+    pub(super) fn new(device: Box<dyn DiskDevice>, metrics: DiskMetrics) -> Self {
+        let mut device = Watched::new(device);
         let spare = device.buffers(MOST_SPARE, BUFFER_BYTES);
         Self {
             device,
@@ -79,6 +81,11 @@ impl Transfers {
             filling: None,
             unreadable: Seldom::new(QUIET),
         }
+    }
+
+    /// The drive below.
+    pub(super) fn drive(&self) -> &Drive {
+        self.device.drive()
     }
 
     /// Writes `bytes` bytes at `offset`, joined to the last appended bytes if those ended there. `fill` is given each stretch

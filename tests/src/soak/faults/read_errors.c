@@ -4,6 +4,8 @@
  * LARDER_SOAK_BAD names the sectors by their offsets in every file of 8 MiB and more, separated by commas. Each has 4 KiB.
  * As a drive does, this one replaces a sector that is written; LARDER_SOAK_LASTS seconds later (60 if not set) that one cannot be read
  * either.
+ *
+ * While the file LARDER_SOAK_HANGS exists, the drive hangs: no read or write ends.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -22,6 +24,7 @@ static long long bad[MOST];
 /* When each was replaced last; 0: never. */
 static _Atomic long long replaced[MOST];
 static int known;
+static const char *hangs;
 static ssize_t (*real_pread)(int, void *, size_t, off64_t);
 static ssize_t (*real_pwrite)(int, const void *, size_t, off64_t);
 static long (*real_syscall)(long, ...);
@@ -30,6 +33,7 @@ __attribute__((constructor)) static void read_environment(void) {
     real_pread = (ssize_t(*)(int, void *, size_t, off64_t))dlsym(RTLD_NEXT, "pread64");
     real_pwrite = (ssize_t(*)(int, const void *, size_t, off64_t))dlsym(RTLD_NEXT, "pwrite64");
     real_syscall = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+    hangs = getenv("LARDER_SOAK_HANGS");
     char *text = getenv("LARDER_SOAK_LASTS");
     if (text != NULL)
         lasts = atoll(text);
@@ -63,7 +67,13 @@ static int is_bad(int file, long long offset, size_t bytes) {
     return 0;
 }
 
+static void wait_while_hanging(int file) {
+    while (hangs != NULL && access(hangs, F_OK) == 0 && is_drive(file))
+        usleep(10000);
+}
+
 ssize_t pwrite64(int file, const void *memory, size_t bytes, off64_t offset) {
+    wait_while_hanging(file);
     for (int i = 0; i < known; i++)
         if (covers(offset, bytes, i) && is_bad(file, offset, bytes))
             replaced[i] = now();
@@ -75,6 +85,7 @@ ssize_t pwrite(int file, const void *memory, size_t bytes, off_t offset) {
 }
 
 ssize_t pread64(int file, void *memory, size_t bytes, off64_t offset) {
+    wait_while_hanging(file);
     if (is_bad(file, offset, bytes)) {
         errno = EIO;
         return -1;
