@@ -5,7 +5,6 @@
 //! let go of it, even if nobody waits for the copy any more.
 
 mod copies;
-pub(crate) mod regions;
 
 use std::io;
 use std::ops::Range;
@@ -25,10 +24,10 @@ pub use copies::{Copied, CopyHandle};
 use crate::error::Damaged;
 use crate::lease::LeaseGuard;
 use crate::lock;
+use crate::regions::{FLAG_BYTES, Pinning};
 use crate::reservation::{StagedChunk, StagedLayers};
 use copies::{Copies, CopyClaims};
 use larder_ipc::Mapping;
-use regions::Pinning;
 
 /// A GPU of this process, and the only thread that calls it. Shared by reference.
 pub struct EngineLane {
@@ -372,6 +371,3 @@ impl EngineTensors {
         Err(LaneError::Mismatch(format!("{chunks} chunks have {own} pages, not {pages}")))
     }
 }
-
-/// 1,024 words.
-const FLAG_BYTES: u64 = 4_096;

@@ -26,6 +26,7 @@ mod namespace;
 mod opening;
 mod options;
 mod origin;
+mod regions;
 mod reservation;
 mod session;
 mod ticket;

@@ -20,12 +20,12 @@ use larder_protocol::session::{Request, Response, Welcome, decode_response};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use self::round_trip::{Answer, Deliver, RoundTrip};
-use crate::engine_lane::regions::Pinners;
 use crate::error::{ProtocolError, SessionError};
 use crate::extents::Extents;
 use crate::lock;
 use crate::options::{SessionOptions, bounded};
 use crate::origin::Origin;
+use crate::regions::Pinners;
 use crate::traffic::Traffic;
 use crate::verifier::Verifier;
 use crate::window::Window;

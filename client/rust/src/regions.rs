@@ -10,13 +10,14 @@ use larder_device::{
     Device, DeviceError, DeviceThread, Flag, HostMemory, OrderError, RegionId, RegionOffset,
 };
 
-use crate::lock;
 use larder_ipc::Mapping;
 
+use crate::lock;
+
 /// A device's thread, and the memory that it has pinned.
-pub(super) struct Pinning {
-    pub(super) thread: DeviceThread,
-    pub(super) regions: Arc<Mutex<Regions>>,
+pub(crate) struct Pinning {
+    pub(crate) thread: DeviceThread,
+    pub(crate) regions: Arc<Mutex<Regions>>,
 }
 
 /// The devices that may have pinned memory of a session.
@@ -25,7 +26,7 @@ pub(crate) struct Pinners(Mutex<Vec<Weak<Pinning>>>);
 
 /// Pinned memory. Only the device's thread uses it.
 #[derive(Default)]
-pub(super) struct Regions {
+pub(crate) struct Regions {
     pinned: Vec<Pinned>,
     flags: Option<RegionId>,
 }
@@ -45,7 +46,7 @@ impl Pinning {
 
 impl Pinners {
     /// Notes that a device is about to pin memory of the session.
-    pub(super) fn add(&self, pinning: &Arc<Pinning>) {
+    pub(crate) fn add(&self, pinning: &Arc<Pinning>) {
         let mut known = lock(&self.0);
         if known.iter().all(|known| known.as_ptr() != Arc::as_ptr(pinning)) {
             known.push(Arc::downgrade(pinning));
@@ -70,7 +71,7 @@ impl Drop for Pinners {
 
 impl Regions {
     /// Pins the flag page.
-    pub(super) fn attach_flags(
+    pub(crate) fn attach_flags(
         &mut self,
         device: &mut dyn Device,
         flags: HostMemory,
@@ -80,7 +81,7 @@ impl Regions {
     }
 
     /// The region of a mapping. Pins the mapping if it is not pinned yet.
-    pub(super) fn find(
+    pub(crate) fn find(
         &mut self,
         device: &mut dyn Device,
         mapping: &Arc<Mapping>,
@@ -96,11 +97,11 @@ impl Regions {
     }
 
     /// A word of the flag page.
-    pub(super) fn flag(&self, flag: Option<(u32, u32)>) -> Result<Option<Flag>, DeviceError> {
+    pub(crate) fn flag(&self, flag: Option<(u32, u32)>) -> Result<Option<Flag>, DeviceError> {
         let place = |(word, value)| {
             let region = self.flags.ok_or(DeviceError::Unknown)?;
             let offset = u64::from(word) * 4;
-            if offset >= super::FLAG_BYTES {
+            if offset >= FLAG_BYTES {
                 let place = RegionOffset { region, offset };
                 return Err(DeviceError::Order(OrderError::NoPlace { place, bytes: 4 }));
             }
@@ -117,3 +118,6 @@ impl Regions {
         });
     }
 }
+
+/// 1,024 words.
+pub(crate) const FLAG_BYTES: u64 = 4_096;
