@@ -421,8 +421,8 @@ impl Store {
         let chunk = self.index.get(id);
         if chunk.is_complete() {
             Presence::Here(id)
-        } else if !self.is_disk_silent()
-            && (chunk.is_on_disk_alone() || (chunk.disk == OnDisk::Here && self.gathers.is_coming(id)))
+        } else if (chunk.is_on_disk_alone() || (chunk.disk == OnDisk::Here && self.gathers.is_coming(id)))
+            && !self.is_disk_silent()
         {
             Presence::OnDisk(id)
         } else {
