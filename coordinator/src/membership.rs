@@ -9,6 +9,7 @@
 //! election. Of two processes with one name, the one that is heard stays: the other may join when the first has missed
 //! [`MISSED_HEARTBEATS`].
 
+mod known;
 mod lost;
 mod reign;
 
@@ -23,6 +24,8 @@ use larder_protocol::v1;
 use larder_protocol::version::Version;
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use self::known::REPORTERS;
+use self::known::{KnownMember, Rival};
 use self::lost::LostMembers;
 pub use self::lost::{Lost, MAX_LOST};
 use self::reign::Office;
@@ -194,39 +197,6 @@ struct Given {
     number: NodeNumber,
     /// The node's last departure, in the count of departures.
     left: u64,
-}
-
-#[derive(Debug)]
-struct KnownMember {
-    member: Member,
-    heard: Millis,
-    /// The coordinator before this one had it as a member, and it has not come back yet.
-    is_awaited: bool,
-    /// It leaves soon. It is home to nothing, if another node can be home.
-    drains: bool,
-    /// The version that it speaks; the latest one if that is not known.
-    version: Version,
-    /// The times of reports that it does not answer, by reporting member, since it was heard last.
-    reports: BTreeMap<NodeNumber, Millis>,
-    /// Since when members report that it does not answer, whether it is heard or not.
-    unanswered: BTreeMap<NodeNumber, Millis>,
-    /// Whether most members have not reached it for a while. It is home to nothing, if another node can be home.
-    is_unreached: bool,
-    /// The members that it reported last.
-    reported: Vec<NodeNumber>,
-    rival: Option<Rival>,
-    /// Whether this life of it is to join again at another address.
-    has_moved: bool,
-}
-
-/// Another process of a member's name.
-#[derive(Debug)]
-struct Rival {
-    address: SocketAddr,
-    /// The time at which it first appeared.
-    since: Millis,
-    /// Whether the member was told of it.
-    is_told: bool,
 }
 
 impl Membership {
@@ -698,60 +668,6 @@ impl Membership {
     }
 }
 
-impl KnownMember {
-    fn new(member: Member, heard: Millis) -> Self {
-        Self {
-            member,
-            heard,
-            is_awaited: false,
-            drains: false,
-            version: Version::LATEST,
-            reports: BTreeMap::new(),
-            unanswered: BTreeMap::new(),
-            is_unreached: false,
-            reported: Vec::new(),
-            rival: None,
-            has_moved: false,
-        }
-    }
-
-    /// Whether its drain probably ended while no coordinator led: an earlier leader knew that it drains, and it has not come back.
-    /// It counts as a member that left in order.
-    fn may_have_left(&self) -> bool {
-        self.is_awaited && self.drains
-    }
-
-    /// The time at which the member is suspect, unless it is heard before. The silence of awaited members counts from the end of
-    /// the grace time. A member that may have left is never suspect, and so never lost for followers.
-    fn suspect_at(&self, patience: &Patience, graced: Millis) -> Millis {
-        let Patience { heartbeat_ms, suspect_after_ms, .. } = *patience;
-        if self.may_have_left() {
-            return Millis::MAX;
-        }
-        let reported_ms = if self.is_reported() { 2 * heartbeat_ms + 1 } else { suspect_after_ms };
-        self.silent_since(graced).saturating_add(reported_ms.min(suspect_after_ms))
-    }
-
-    /// The time at which the member is removed, unless it is heard before.
-    fn removed_at(&self, patience: &Patience, graced: Millis) -> Millis {
-        let Patience { suspect_after_ms, remove_after_ms, remove_reported_after_ms, .. } = *patience;
-        if self.may_have_left() {
-            return self.silent_since(graced).saturating_add(suspect_after_ms);
-        }
-        let reported_ms = if self.is_reported() { remove_reported_after_ms } else { remove_after_ms };
-        self.silent_since(graced).saturating_add(reported_ms.min(remove_after_ms))
-    }
-
-    fn silent_since(&self, graced: Millis) -> Millis {
-        if self.is_awaited { self.heard.max(graced) } else { self.heard }
-    }
-
-    /// Whether enough other members get no answer from it.
-    fn is_reported(&self) -> bool {
-        self.reports.len() >= REPORTERS
-    }
-}
-
 /// Interval of looks at who is not reached.
 const REACH_EVERY_MS: Millis = 500;
 
@@ -789,10 +705,6 @@ const BATCH_MS: u64 = 50;
 
 /// A longer pause between two ticks means that the process stood still.
 const STALL_MS: u64 = 1_000;
-
-/// The number of members whose reports make another member suspect early, and have it removed early. One reporter alone may be
-/// cut off itself.
-pub const REPORTERS: usize = 2;
 
 #[cfg(test)]
 mod tests;
