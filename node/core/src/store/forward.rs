@@ -114,6 +114,7 @@ impl Departing {
             *chunks -= 1;
             if *chunks == 0 {
                 self.open.remove(&offer);
+                self.partly_taken.retain(|_, last| *last != offer);
             }
         }
     }
