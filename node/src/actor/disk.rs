@@ -76,7 +76,8 @@ impl GpuActor {
     /// Tells the core when the disk's drive falls silent, and when it answers again.
     pub(super) fn look_at_drive(&mut self, ctx: &mut Context<Self>) {
         let is_silent = self.hands.disk.as_ref().is_some_and(|disk| disk.tier.look());
-        if is_silent != self.core.store().is_disk_silent() {
+        let store = self.core.store();
+        if store.has_disk() && is_silent != store.is_disk_silent() {
             self.decide(Event::DiskSilent(is_silent), ctx);
         }
     }

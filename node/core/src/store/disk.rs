@@ -134,7 +134,7 @@ impl Store {
     }
 
     /// Whether an open disk tier exists.
-    pub(crate) fn has_disk(&self) -> bool {
+    pub fn has_disk(&self) -> bool {
         self.disk.is_some()
     }
 

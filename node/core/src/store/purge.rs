@@ -267,7 +267,8 @@ impl Store {
         !namespace.is_gone && !self.purges.open.iter().any(is_purged)
     }
 
-    /// As [`Store::may_come`], by the number that engines know.
+    /// Whether chunks of the namespace with this number, as engines know it, may come from
+    /// elsewhere now: it is there, and no purge of it is open.
     #[must_use]
     pub fn may_bring(&self, namespace: u32) -> bool {
         let number = NamespaceId::of(namespace);
