@@ -168,8 +168,7 @@ impl Purges {
                 }
             }
             let mut is_late = false;
-            // Nobody knows when writes to a silent drive end.
-            let left = if mode == PurgeMode::Count || (found == 0 && (writes == 0 || unreached.is_silent)) {
+            let left = if mode == PurgeMode::Count || (found == 0 && writes == 0) {
                 Ok(())
             } else if found > 0 {
                 (rounds, pause, waits_since) = (rounds + 1, LOOK_EVERY, None);

@@ -4,7 +4,7 @@ use larder_protocol::purge::{PurgeMode, PurgeScope};
 
 use crate::Core;
 use crate::effect::Effect;
-use crate::event::PurgeStep;
+use crate::event::{Below, PurgeStep};
 use crate::store::PurgedKeys;
 use crate::store::ids::ChunkKey;
 
@@ -19,7 +19,11 @@ impl Core {
                     self.forget_copies(&keys);
                 }
                 let page = self.store.purge_page(&scope, mode, from);
-                let writes = self.writes.under_way().filter(|key| keys.has(key)).count() as u64;
+                // Nobody knows when writes to a silent drive end.
+                let is_silent = self.store.is_disk_silent();
+                let counts =
+                    |(tier, key): &(Below, &ChunkKey)| !(is_silent && *tier == Below::Disk) && keys.has(key);
+                let writes = self.writes.under_way().filter(counts).count() as u64;
                 self.effects.push_back(Effect::Purged { purge, page, writes });
             }
             PurgeStep::End(purge) => self.store.end_purge(purge),
@@ -27,9 +31,10 @@ impl Core {
     }
 
     /// The names of all chunks that a purge has had here until now, chunks on disk of tenants that are not served included; `None`
-    /// while the disk is being listed, since chunks that continue a named chunk may still come to light.
+    /// while the disk is being listed, since chunks that continue a named chunk may still come to light. Nobody waits for the list of
+    /// a silent drive.
     pub fn keys_of_purge(&mut self, purge: u64, scope: &PurgeScope) -> Option<PurgedKeys> {
-        if scope.chunks().is_some() && self.lists_disk() {
+        if scope.chunks().is_some() && self.lists_disk() && !self.store.is_disk_silent() {
             return None;
         }
         let mut keys = self.purged_keys(scope);

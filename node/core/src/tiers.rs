@@ -41,6 +41,8 @@ pub(crate) struct Read {
     chunk: FetchId,
     key: ChunkKey,
     bytes: u64,
+    /// Whether the read's fetch has ended without it.
+    is_given_up: bool,
 }
 
 impl Reads {
@@ -83,7 +85,7 @@ impl Core {
             let (bytes, key) = (fetch.bytes(), fetch.key());
             let tenant = self.store.tenant_of_namespace(&key.fingerprint).unwrap_or_default();
             let read = ReadId(self.bring.next_number());
-            self.bring.reads.insert(read, Read { tier, tenant, chunk, key, bytes });
+            self.bring.reads.insert(read, Read { tier, tenant, chunk, key, bytes, is_given_up: false });
             if let Some(reads) = self.bring.reads_of(tier) {
                 reads.line.began(tenant, bytes);
                 reads.meter.ordered(bytes, now);
@@ -92,8 +94,9 @@ impl Core {
         }
     }
 
-    /// Does without the disk while its drive does not answer. Reads and writes that were ordered keep their places; chunks that
-    /// wait to be read are looked for elsewhere, and chunks that wait to be written are not written.
+    /// Does without the disk while its drive does not answer. Ordered reads count as failed, but the drive may still write to their
+    /// slots, so these stay unused until it answers. Ordered writes keep their places. Chunks that wait to be read are looked for
+    /// elsewhere, and chunks that wait to be written are not written.
     pub(crate) fn disk_silent(&mut self, is_silent: bool) {
         self.store.disk_silent(is_silent);
         if !is_silent {
@@ -102,10 +105,27 @@ impl Core {
         while let Some(write) = self.store.next_write(Below::Disk) {
             self.store.written(write.write, false);
         }
+        let mut ordered = Vec::new();
+        for (&read, under_way) in &mut self.bring.reads {
+            if under_way.tier == Below::Disk && !under_way.is_given_up {
+                under_way.is_given_up = true;
+                ordered.push((read, under_way.chunk));
+            }
+        }
+        ordered.sort_unstable_by_key(|(read, _)| read.0);
+        for (read, chunk) in ordered {
+            self.give_up_read(read, chunk);
+        }
         let line = self.bring.reads_of(Below::Disk).map(|reads| reads.line.clear());
         for id in line.into_iter().flatten() {
             self.missed_on_disk(id);
         }
+    }
+
+    /// Ends a fetch whose read may still write to the slots.
+    fn give_up_read(&mut self, ReadId(read): ReadId, chunk: FetchId) {
+        self.store.may_write_later(chunk, read);
+        self.did_not_come(chunk);
     }
 
     /// Asks the tiers again that had too much to do.
@@ -120,7 +140,10 @@ impl Core {
 
     /// Takes a tier's answer.
     pub(crate) fn read_ended(&mut self, read: ReadId, answer: ReadAnswer) {
-        let Some(Read { tier, tenant, chunk, key, bytes }) = self.bring.reads.remove(&read) else { return };
+        let Some(Read { tier, tenant, chunk, key, bytes, is_given_up }) = self.bring.reads.remove(&read)
+        else {
+            return;
+        };
         let (now, is_here) = (self.now, matches!(answer, ReadAnswer::Here { .. }));
         if let Some(reads) = self.bring.reads_of(tier) {
             reads.line.ended(tenant, bytes);
@@ -131,6 +154,16 @@ impl Core {
             reads.is_busy = answer == ReadAnswer::Busy && tier == Below::Disk;
         }
         match (answer, tier) {
+            (ReadAnswer::Lost, _) if is_given_up => {}
+            (ReadAnswer::Lost, _) => self.give_up_read(read, chunk),
+            (answer, _) if is_given_up => {
+                self.store.read_is_over(read.0);
+                match answer {
+                    ReadAnswer::Missing => self.store.left_disk(&[key]),
+                    ReadAnswer::Closed => self.store.disk_closed(),
+                    _ => {}
+                }
+            }
             (ReadAnswer::Here { checksums, .. }, Below::Disk) => {
                 // The read asked for exactly the pools that the disk's record has.
                 self.came_from(tier, chunk, PoolSet::ANY, checksums);
@@ -162,8 +195,6 @@ impl Core {
             (ReadAnswer::Busy | ReadAnswer::Closed | ReadAnswer::Impossible, Below::Object) => {
                 self.did_not_come(chunk);
             }
-            // The tier may still write to the slots, so they stay unused.
-            (ReadAnswer::Lost, _) => self.end_recalls(chunk),
         }
         self.read_queued(tier);
     }

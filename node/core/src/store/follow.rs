@@ -72,10 +72,12 @@ pub(super) struct Follows {
 
 /// A reader of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reader {
+pub(super) enum Reader {
     Follow(u64),
     /// A process whose session ended. It may still read, or write, the slots that it was shown.
     Process(ProcessId),
+    /// A read from a drive that does not answer, by its number: the drive may still write to the slots.
+    Drive(u64),
 }
 
 #[derive(Debug)]
@@ -231,7 +233,7 @@ impl Follows {
     fn followers(&self, id: ChunkId) -> Vec<u64> {
         let number = |holder: &Reader| match *holder {
             Reader::Follow(number) => Some(number),
-            Reader::Process(_) => None,
+            Reader::Process(_) | Reader::Drive(_) => None,
         };
         self.holders.get(&id).map(|holders| holders.iter().filter_map(number).collect()).unwrap_or_default()
     }

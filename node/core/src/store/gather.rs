@@ -12,6 +12,7 @@ use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 use larder_protocol::session::{Progress, Scarce};
 use larder_protocol::{Chain, ChunkHash, PoolRules, PoolSet};
 
+use super::follow::Reader;
 use super::ids::{ChunkId, NamespaceId, SessionId, TenantId};
 use super::index::{Account, OnDisk, Standing};
 use super::lookup::{CLAIMS_RETRY_MS, Leased, Presence, most_chunks};
@@ -59,6 +60,8 @@ struct Coming {
     taken_in: Option<u64>,
     /// Whether all its bytes are here, and only the commit at the writer's node is awaited.
     is_in_place: bool,
+    /// The number of a read that may still write to the chunk's slots when the fetch has ended.
+    late_read: Option<u64>,
 }
 
 /// A gather's step for one chunk.
@@ -323,7 +326,7 @@ impl Store {
             let known = self.index.find(number, &chain.hashes[position]);
             let step = match (found, known, elsewhere.get(position).copied().flatten()) {
                 (Presence::Here(chunk), ..) => ChunkStep::Here(chunk),
-                (_, Some(chunk), _) if self.is_coming_soon(chunk) => ChunkStep::Coming(chunk),
+                (_, Some(chunk), _) if self.gathers.is_coming(chunk) => ChunkStep::Coming(chunk),
                 (Presence::OnDisk(_), ..) => ChunkStep::Fetch(Source::Disk),
                 (Presence::Absent, None, Some(from)) => ChunkStep::Fetch(from),
                 // The disk is silent.
@@ -338,12 +341,6 @@ impl Store {
             steps.push(step);
         }
         steps
-    }
-
-    /// Whether a chunk is on its way, and not from a silent disk.
-    fn is_coming_soon(&self, id: ChunkId) -> bool {
-        let is_stuck = || self.is_disk_silent() && self.index.get(id).account() == Account::Disk;
-        self.gathers.fetches.contains_key(&id) && !is_stuck()
     }
 
     /// How many of a chain's first `chunks` chunks [`Store::gather`] can bring at most. `None` if every chunk has all pools:
@@ -372,7 +369,7 @@ impl Store {
     /// stays, for this reason; otherwise it only passes. Returns the gathers that are now ready.
     pub fn fetched(&mut self, fetch: FetchId, came: Option<Came>, kept: Option<ChangeKind>) -> Vec<u64> {
         let FetchId(id) = fetch;
-        let Some(Coming { gathers, taken_in, .. }) = self.gathers.fetches.remove(&id) else {
+        let Some(Coming { gathers, taken_in, late_read, .. }) = self.gathers.fetches.remove(&id) else {
             return Vec::new();
         };
         let number = self.index.get(id).namespace;
@@ -405,7 +402,7 @@ impl Store {
                 let bytes: u64 = slots.iter().map(|&slot| self.slab.slot_bytes_of(slot)).sum();
                 self.stops_passing(id, bytes);
                 self.await_again(id);
-                self.writing_failed(id, slots, None);
+                self.writing_failed(id, slots, late_read.map(Reader::Drive));
                 self.index.get_mut(id).standing = Standing::Kept;
             }
         }

@@ -12,6 +12,7 @@ use larder_protocol::session::{Place, Scarce};
 use larder_protocol::{Chain, ChainError, ChunkHash, ChunkRef, PoolSet};
 
 use super::commit::BlockMove;
+use super::follow::Reader;
 use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId, Slot};
 use super::index::{Block, Standing};
 use super::namespaces::Pool;
@@ -352,7 +353,7 @@ impl Store {
             return self.drop_written(number, id, slices);
         }
         let slots = self.take_written_slots(number, id, slices);
-        self.writing_failed(id, slots, Some(process));
+        self.writing_failed(id, slots, Some(Reader::Process(process)));
         self.unwrite(id);
     }
 

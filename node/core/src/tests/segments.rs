@@ -92,6 +92,19 @@ fn a_new_store_lists_its_disk_from_the_start_and_repeats_nothing_of_the_life_bef
 }
 
 #[test]
+fn a_silent_drive_is_visited_again_when_it_answers() {
+    let mut w = world();
+    w.core.list_disk();
+    let first = visit(&mut w);
+    w.tell(Event::DiskSilent(true));
+    visited(&mut w, first, Visited::Busy);
+    w.pass(Duration::from_secs(1));
+    assert!(w.is_idle());
+    w.tell(Event::DiskSilent(false));
+    assert!(matches!(visit(&mut w), (SegmentVisit::List, 0)));
+}
+
+#[test]
 fn chunks_on_disk_of_a_tenant_that_left_are_purged_whether_it_was_served_before_or_not() {
     let mut w = world();
     let stranger = spec(2).fingerprint("c");

@@ -335,6 +335,36 @@ fn a_purge_waits_for_the_write_of_a_chunk_whose_parent_is_gone() {
 }
 
 #[test]
+fn a_purge_waits_for_uploads_beside_a_silent_drive_but_not_for_the_drive() {
+    let object =
+        limits().object.map(|object| ObjectStoreLimits { write: Some(WritePolicy::WriteThrough), ..object });
+    let mut w = World { sees_writes: true, ..World::with(StoreLimits { object, ..limits() }, BELOW) };
+    w.core.description_is(w.fingerprint, Description::There);
+    w.put("a");
+    let writes = [write(&mut w), write(&mut w)];
+    let scope = chunk_a(&w);
+    w.tell(Event::Purge(PurgeStep::Begin(1, scope.clone())));
+    assert_eq!(purged(&mut w, &scope), (1, 2));
+    w.tell(Event::DiskSilent(true));
+    assert_eq!(purged(&mut w, &scope), (0, 1));
+    for (number, write) in writes {
+        if write.write.tier == Below::Object {
+            w.tell(Event::WriteEnded { number, answer: Written::There });
+        }
+    }
+    assert_eq!(purged(&mut w, &scope), (0, 0));
+}
+
+#[test]
+fn a_purge_does_not_wait_for_the_list_of_a_silent_drive() {
+    let mut w = world(DISK);
+    let scope = chunk_a(&w);
+    assert!(w.core.keys_of_purge(1, &scope).is_none());
+    w.tell(Event::DiskSilent(true));
+    assert!(w.core.keys_of_purge(1, &scope).unwrap().hashes().unwrap().contains(&name("a")));
+}
+
+#[test]
 fn a_purge_takes_chunks_on_disk_that_continue_a_chunk_which_is_not_here() {
     let mut w = world(DISK);
     let scope = chunk_a(&w);

@@ -55,9 +55,9 @@ impl Core {
         }
     }
 
-    /// Repeats the visits for which the disk was busy.
+    /// Repeats the visits for which the disk was busy. While its drive does not answer, they wait.
     pub(crate) fn visit_again(&mut self) {
-        if self.visit_again.is_empty() {
+        if self.visit_again.is_empty() || self.store.is_disk_silent() {
             return;
         }
         let now = self.now;
@@ -68,7 +68,8 @@ impl Core {
     }
 
     pub(crate) fn next_visit(&self) -> Option<Duration> {
-        self.visit_again.iter().map(|(at, ..)| *at).min()
+        let may_visit = !self.store.is_disk_silent();
+        self.visit_again.iter().filter(|_| may_visit).map(|(at, ..)| *at).min()
     }
 
     fn visits_are_over(&mut self, visit: &SegmentVisit) {

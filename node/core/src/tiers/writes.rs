@@ -40,9 +40,9 @@ impl Writes {
         *self = Self { last_number: self.last_number, ..Self::default() };
     }
 
-    /// The chunks that are being written.
-    pub(crate) fn under_way(&self) -> impl Iterator<Item = &ChunkKey> {
-        self.under_way.values().map(|(_, key)| key)
+    /// The chunks that are being written, and where.
+    pub(crate) fn under_way(&self) -> impl Iterator<Item = (Below, &ChunkKey)> {
+        self.under_way.values().map(|(write, key)| (write.tier, key))
     }
 
     fn side(&mut self, tier: Below) -> &mut Side {

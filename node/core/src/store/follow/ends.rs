@@ -9,13 +9,8 @@ use crate::store::ids::{ChunkId, ProcessId, SessionId, Slot};
 
 impl Store {
     /// Ends the writing of these slots of a chunk without a commit: its followers hear that the chunk is lost. The slots are free
-    /// as soon as nobody may read them and no `writer` (a process that may still write) is left.
-    pub(in crate::store) fn writing_failed(
-        &mut self,
-        id: ChunkId,
-        slots: Vec<Slot>,
-        writer: Option<ProcessId>,
-    ) {
+    /// as soon as nobody may read them and no `writer` (that may still write) is left.
+    pub(in crate::store) fn writing_failed(&mut self, id: ChunkId, slots: Vec<Slot>, writer: Option<Reader>) {
         self.follows.attempts.remove(&id);
         for follow in self.follows.followers(id) {
             let position = self.follows.open.get(&follow).and_then(|open| open.position(id));
@@ -28,7 +23,7 @@ impl Store {
             return slots.into_iter().for_each(|slot| self.slab.free(slot));
         }
         slots.iter().for_each(|&slot| self.slab.quarantine(slot));
-        holders.extend(writer.map(Reader::Process));
+        holders.extend(writer);
         self.follows.limbo.push(Limbo { slots, holders });
     }
 
@@ -159,6 +154,11 @@ impl Store {
             !holders.is_empty()
         });
         self.leave_limbo(holder);
+    }
+
+    /// Notes that a read of which [`Store::may_write_later`] said that it may still write to its slots is over.
+    pub(crate) fn read_is_over(&mut self, read: u64) {
+        self.leave_limbo(Reader::Drive(read));
     }
 
     fn leave_limbo(&mut self, holder: Reader) {

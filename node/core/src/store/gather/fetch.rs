@@ -176,6 +176,14 @@ impl Store {
         self.gathers.fetches.get(&id).is_some_and(|fetch| !fetch.gathers.is_empty())
     }
 
+    /// Notes that a read may still write to the slots of a fetch that fails now. After [`Store::fetched`] the slots stay unused until
+    /// [`Store::read_is_over`].
+    pub(crate) fn may_write_later(&mut self, FetchId(id): FetchId, read: u64) {
+        if let Some(fetch) = self.gathers.fetches.get_mut(&id) {
+            fetch.late_read = Some(read);
+        }
+    }
+
     /// Whether a fetched chunk has slots for every pool, so that a peer may be asked for it. A chunk from disk has slots only
     /// for its record's pools.
     #[must_use]
