@@ -77,8 +77,8 @@ pub enum ConfigError {
     /// The arena does not fit into the memory of the machine or the node's control group. Huge pages count only if the node gets
     /// them.
     #[error(
-        "[host] arena_bytes is {}, {within} has {}: set it to {} or less, to leave a tenth for write windows and the rest",
-        exact(*arena_bytes), exact(*memory_bytes), exact(memory_bytes / 10 * 9)
+        "[host] arena_bytes is {}, {within} has {}: set it to {} or less, to leave a tenth for write windows and the rest, and 64 MiB at least",
+        exact(*arena_bytes), exact(*memory_bytes), exact(*most_bytes)
     )]
     ArenaTooLarge {
         /// Bytes of all arenas.
@@ -87,6 +87,8 @@ pub enum ConfigError {
         within: &'static str,
         /// Available bytes: ordinary memory, and the huge pages that the node gets.
         memory_bytes: u64,
+        /// The bytes that an arena should have at most.
+        most_bytes: u64,
     },
     /// The arena does not fit into the memory that other processes leave now.
     #[error(

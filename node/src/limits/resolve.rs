@@ -134,8 +134,8 @@ impl Config {
         let arena = self.host.arena_bytes.0.saturating_sub(expected_huge_bytes(actors, host));
         let left = host.ordinary_bytes().saturating_sub(arena);
         let usual = u64::from(session.max_sessions).saturating_mul(session.max_window_bytes);
-        let share = left / WINDOWS_SHARE / self.tenants.len() as u64;
-        let default = usual.min(share).max(session.max_window_bytes);
+        let share = left.saturating_sub(OWN_BYTES) / WINDOWS_SHARE / self.tenants.len() as u64;
+        let default = usual.min(share.max(LEAST_WINDOW_BYTES.min(session.max_window_bytes)));
         let whole_pages =
             |bytes: u64| bytes.min(host.memory_bytes).max(PAGE_BYTES).next_multiple_of(PAGE_BYTES);
         let configured = self.tenants.iter().filter_map(|tenant| tenant.max_window_bytes);
@@ -372,10 +372,11 @@ fn check_watermarks(host: &HostConfig) -> Result<(), ConfigError> {
 /// them, and no group counts them as memory.
 fn check_memory(actors: &[ActorLimits], arena_bytes: u64, host: &HostFacts) -> Result<(), ConfigError> {
     let memory_bytes = host.ordinary_bytes().saturating_add(expected_huge_bytes(actors, host));
-    if arena_bytes > memory_bytes {
+    if arena_bytes.saturating_add(LEAST_LEFT_BYTES) > memory_bytes {
         let group = host.cgroup_limit_bytes == Some(host.ordinary_bytes());
         let within = if group { "the node's control group" } else { "the machine" };
-        return Err(ConfigError::ArenaTooLarge { arena_bytes, within, memory_bytes });
+        let most_bytes = (memory_bytes / 10 * 9).min(memory_bytes.saturating_sub(LEAST_LEFT_BYTES));
+        return Err(ConfigError::ArenaTooLarge { arena_bytes, within, memory_bytes, most_bytes });
     }
     Ok(())
 }
@@ -538,6 +539,15 @@ fn fraction(bytes: u64, fraction: f64) -> u64 {
 
 /// The default part of the memory outside the arena that all write windows may take together, as a divisor.
 const WINDOWS_SHARE: u64 = 2;
+
+/// Memory that a node takes besides the arena and the windows, with a cluster and a disk, while it has few chunks.
+const OWN_BYTES: u64 = 48 << 20;
+
+/// A tenant's windows together, by default, where the arena leaves little.
+const LEAST_WINDOW_BYTES: u64 = 16 << 20;
+
+/// The arena must leave as much as this: with less, the kernel would kill the node.
+const LEAST_LEFT_BYTES: u64 = OWN_BYTES + LEAST_WINDOW_BYTES;
 
 /// The port of HTTP.
 const HTTP_PORT: u16 = 9440;
