@@ -29,6 +29,7 @@ use larder_core::what_if::Past;
 use larder_core::{Core, DeviceLimits, Event, Sources};
 use larder_device::thread::DeviceReport;
 use larder_net::audit::Audit;
+use larder_net::blocking::aside;
 use larder_protocol::session::{Found, Lookup, Pinned, Request};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
@@ -205,7 +206,7 @@ impl GpuActor {
     pub(crate) fn close_session(&mut self, session: SessionId, ctx: &mut Context<Self>) {
         if let Some(window) = self.windows.remove(&session) {
             // The kernel takes milliseconds to free the window's memory. Other sessions go on meanwhile.
-            actix_rt::task::spawn_blocking(move || drop(window));
+            aside(move || drop(window));
         }
         self.clients.remove(&session);
         self.pending.forget(session, self.hands.clock.elapsed());

@@ -12,6 +12,7 @@ use actix::prelude::*;
 use actix_rt::Arbiter;
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
+use larder_net::blocking::try_blocking;
 use larder_net::coordinator_client::{Candidate, FollowAs, Known, NodeFacts, follow};
 use larder_net::metrics::{CertificateMetrics, Part as _};
 use larder_net::quic::{
@@ -366,7 +367,7 @@ impl Cluster {
             block_threads.into_iter().for_each(BlockThreads::stop);
             arbiter.join()
         };
-        if tokio::task::spawn_blocking(joined).await.is_err() {
+        if try_blocking(joined).await.is_err() {
             tracing::error!("the peer thread ended in a panic");
         }
     }

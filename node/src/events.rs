@@ -14,11 +14,11 @@ use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, Stream};
 use larder_core::store::{Change, ChangeKind, EvictionReason};
+use larder_net::blocking::try_blocking;
 use larder_protocol::{ChunkRef, Fingerprint};
 use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
-use tokio::task::spawn_blocking;
 
 /// The feed of an actor's changes. It needs no listener.
 #[derive(Debug, Clone)]
@@ -138,7 +138,7 @@ impl EventSubscriber {
             None => _ = self.actors.pop_front(),
         }
         // Another thread writes the text: this thread must answer health checks meanwhile.
-        let written = spawn_blocking(move || {
+        let written = try_blocking(move || {
             let mut text = String::new();
             for (fingerprint, chunk) in chunks {
                 let held = Change { fingerprint, chunk, kind: ChangeKind::Gained, evicted: None };

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bytesize::ByteSize;
+use larder_net::blocking::blocking;
 use tokio::sync::mpsc;
 
 use crate::arena::{self, ArenaLimits, ArenaPlacement, ExtentMemory, MemoryError};
-use crate::threads;
 
 /// An extent's number, and its memory.
 pub(crate) type Arrival = (u32, Arc<ExtentMemory>);
@@ -65,7 +65,7 @@ pub(crate) async fn fill(
     arrivals: mpsc::Sender<Arrival>,
     progress: Arc<MemoryProgress>,
 ) -> Result<ArenaPlacement, MemoryError> {
-    threads::blocking(move || {
+    blocking(move || {
         let here = Mutex::new(Vec::new());
         arena::fill(&limits, &|extent, memory| {
             here.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&memory));

@@ -19,6 +19,7 @@ use actix::Addr;
 use actix_rt::Arbiter;
 use actix_web::web::{Data, ServiceConfig};
 use larder_net::audit::{self, Audit};
+use larder_net::blocking::try_blocking;
 use larder_net::reload::ReloadTimes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
@@ -269,12 +270,12 @@ async fn end_threads(arbiters: impl Iterator<Item = Arbiter>, recording: Option<
     for arbiter in arbiters {
         arbiter.stop();
         // The thread ends when its tasks are dropped, and the arena with it.
-        if tokio::task::spawn_blocking(move || arbiter.join()).await.is_err() {
+        if try_blocking(move || arbiter.join()).await.is_err() {
             tracing::error!("an actor's thread ended in a panic");
         }
     }
     if let Some(recording) = recording
-        && tokio::task::spawn_blocking(move || recording.join()).await.is_err()
+        && try_blocking(move || recording.join()).await.is_err()
     {
         tracing::error!("the lookup log's thread ended in a panic");
     }

@@ -76,15 +76,6 @@ pub(crate) fn arbiter(name: String, cpus: &CpuSet) -> Arbiter {
     })
 }
 
-/// Carries out blocking work on another thread. A panic of the work continues in the caller.
-///
-/// # Cancel safety
-/// If dropped, the work goes on.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
-}
-
 /// Names the calling thread, for people who look at the process; the kernel keeps 15 bytes.
 pub fn name(name: &str) {
     let named = CString::new(name).map_err(io::Error::other);

@@ -6,10 +6,11 @@
 //! - [`http`]: health, metrics and status, over connections that are cheap each.
 //! - [`config_file`]: reads configuration files; [`reload`]: changes of a configuration file while a server runs.
 //! - [`audit`], [`line_file`]: logs of what happened, a line of JSON each; [`warnings`]: how often a warning is repeated.
-//! - [`sizes`]: sizes in configuration files.
+//! - [`sizes`]: sizes in configuration files; [`blocking`]: work that takes its time.
 //! - [`metrics`]: one table, from which a server's metrics are made; [`trace`]: spans and their export.
 
 pub mod audit;
+pub mod blocking;
 pub mod config_file;
 pub mod coordinator_client;
 pub mod http;

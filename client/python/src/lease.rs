@@ -107,9 +107,10 @@ impl Lease {
         block: usize,
     ) -> PyResult<()> {
         let guard = self.guard()?;
-        if !outs.is_empty() {
-            check_readable(&guard, first, block)?;
+        if outs.is_empty() {
+            return Ok(());
         }
+        check_readable(&guard, first, block)?;
         let mut memories = Vec::with_capacity(outs.len());
         for (position, out) in (first..).zip(&outs) {
             check_readable(&guard, position, block)?;

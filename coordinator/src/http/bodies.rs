@@ -11,6 +11,7 @@ use actix_web::http::header::{CONTENT_LENGTH, RETRY_AFTER};
 use actix_web::web::{Bytes, BytesMut, Payload};
 use actix_web::{Error, HttpRequest, HttpResponse, error};
 use futures_util::StreamExt as _;
+use larder_net::blocking::try_blocking;
 use larder_net::http::body_in_time;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -99,7 +100,7 @@ impl Body {
         let place = timeout(PATIENCE, threads.acquire_owned()).await.map_err(|_| busy())?;
         // This never fails, since nobody closes the semaphore.
         let place = place.map_err(error::ErrorInternalServerError)?;
-        let understood = tokio::task::spawn_blocking(move || {
+        let understood = try_blocking(move || {
             let _until_done = (held, place);
             read(bytes)
         });

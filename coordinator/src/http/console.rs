@@ -12,6 +12,7 @@ use actix_web::http::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, Header
 use actix_web::http::{StatusCode, Uri};
 use actix_web::web::{Data, Payload, Query};
 use actix_web::{HttpRequest, HttpResponse};
+use larder_net::blocking::try_blocking;
 use larder_net::http::in_pieces;
 use larder_protocol::drain::{AfterDrain, DrainCommand, DrainStart};
 use larder_protocol::limits::MAX_CHAIN_CHUNKS;
@@ -349,7 +350,7 @@ async fn ask(state: &HttpState, wanted: Wanted, node: Option<String>) -> actix_w
 }
 
 async fn answer(shown: Vec<Shown>) -> HttpResponse {
-    let json = tokio::task::spawn_blocking(move || json_of(&shown)).await;
+    let json = try_blocking(move || json_of(&shown)).await;
     let mut response = in_pieces("application/json", json.unwrap_or_default());
     harden(response.headers_mut());
     response

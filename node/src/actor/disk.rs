@@ -8,6 +8,7 @@ use futures_util::FutureExt as _;
 use futures_util::stream::poll_fn;
 use larder_core::store::ids::ChunkKey;
 use larder_core::{Description, Event, SegmentVisit, Visited};
+use larder_net::blocking::try_blocking;
 use larder_protocol::purge::PurgeMode;
 use larder_protocol::{ChunkRef, Fingerprint};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -143,7 +144,7 @@ impl GpuActor {
         let Some(disk) = &self.hands.disk else { return };
         disk.tier.owners().own(&namespace.tenant, fingerprint);
         let folder = Arc::clone(&disk.folder);
-        let record = tokio::task::spawn_blocking(move || folder.record(&namespace));
+        let record = try_blocking(move || folder.record(&namespace));
         self.tell_when(ctx, record, move |recorded| {
             let description = match recorded {
                 Ok(Ok(())) => Description::There,
@@ -160,7 +161,7 @@ impl GpuActor {
     pub(super) fn forget_descriptions(&mut self, unused: Vec<Fingerprint>, ctx: &mut Context<Self>) {
         let Some(disk) = &self.hands.disk else { return };
         let (folder, deleted) = (Arc::clone(&disk.folder), unused.clone());
-        let forget = tokio::task::spawn_blocking(move || {
+        let forget = try_blocking(move || {
             for fingerprint in &deleted {
                 if let Err(error) = folder.forget(fingerprint) {
                     // The node tries again when it starts.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_net::blocking::blocking;
 use tokio::sync::Mutex;
 
 use super::HttpState;
 use super::show::Refused;
 use crate::findings::FindingStatus;
-use crate::threads;
 
 /// Examines the host for the configuration in force; `None` if the node has no configuration file. May block for seconds.
 pub(crate) type Examiner = Arc<dyn Fn() -> Option<Vec<FindingStatus>> + Send + Sync>;
@@ -30,7 +30,7 @@ pub(super) async fn findings(state: &HttpState) -> Result<Vec<FindingStatus>, Re
         .get()
         .ok_or_else(|| Refused::Question("the node is still starting: try again".to_owned()))?
         .clone();
-    let findings = threads::blocking(move || examine()).await;
+    let findings = blocking(move || examine()).await;
     let findings = findings.ok_or_else(|| {
         Refused::Question("the node has no configuration file, so it does not examine its host".to_owned())
     })?;

@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use larder_core::what_if::PastLookup;
+use larder_net::blocking::blocking;
 use serde::{Deserialize, Serialize};
 
 use super::HttpState;
 use super::show::{Arguments, Refused};
 use super::what_if::seen;
 use super::why::Now;
-use crate::threads;
 
 /// The body of `GET /past`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +59,7 @@ pub(super) async fn past(state: &HttpState, arguments: &Arguments) -> Result<Pas
     let shares = state.cluster.get().is_some_and(|report| report().shares);
     let now = Now::of(state);
     let unix_ms = move |lookup: &PastLookup| now.unix_ms(lookup.at);
-    let listed = threads::blocking(move || list(lookups, most.unwrap_or(usize::MAX), unix_ms)).await;
+    let listed = blocking(move || list(lookups, most.unwrap_or(usize::MAX), unix_ms)).await;
     Ok(match present {
         Some(present) => PastStatus {
             policy: present.policy.to_string(),

@@ -2,13 +2,13 @@
 
 use larder_core::prefixes::{HotRun, hottest};
 use larder_core::what_if::PastLookup;
+use larder_net::blocking::blocking;
 use larder_protocol::ChunkHash;
 use serde::{Deserialize, Serialize};
 
 use super::HttpState;
 use super::why::SEARCHES;
 use crate::actor::GpuActor;
-use crate::threads;
 
 /// A run of chunks in the list that `GET /prefixes` returns. The last lookups had each chunk of a run equally often.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +37,7 @@ pub(super) async fn prefixes(state: &HttpState) -> Vec<PrefixStatus> {
     let searching = SEARCHES.acquire().await;
     let seen = state.ask_actors(GpuActor::past).await;
     let lookups: Vec<PastLookup> = seen.flat_map(|(_, lookups)| lookups).collect();
-    let runs = threads::blocking(move || {
+    let runs = blocking(move || {
         let runs = hottest(lookups, MOST_RUNS);
         drop(searching);
         runs

@@ -12,6 +12,7 @@ use larder_core::store::ids::TenantId;
 use larder_core::store::{
     ExplainedChain, FoundEvictions, Keeper, OtherNamespace, RememberedEviction, RememberedEvictions, Stay,
 };
+use larder_net::blocking::try_blocking;
 use larder_protocol::limits::MAX_CHAIN_CHUNKS;
 use larder_protocol::{ChunkHash, Fingerprint};
 use serde::{Deserialize, Serialize};
@@ -172,7 +173,7 @@ pub(super) async fn lookups(state: &HttpState, arguments: &Arguments) -> Result<
         seen.into_iter().map(|(device, seen)| (device, seen.evictions)).collect();
     // Never an error: nobody closes the semaphore.
     let searching = SEARCHES.acquire().await;
-    let shown = tokio::task::spawn_blocking(move || {
+    let shown = try_blocking(move || {
         // The search goes on if the asker goes away, and keeps its place until it ends.
         let _searching = searching;
         let absent = named.iter().flat_map(|(_, _, record, _)| absent_of(record));
@@ -205,7 +206,7 @@ pub(super) async fn explain(state: &HttpState, body: &[u8]) -> Result<Vec<ChainS
     let seen: Vec<(u16, ExplainedChain)> = seen.collect();
     // Never an error: nobody closes the semaphore.
     let searching = SEARCHES.acquire().await;
-    let shown = tokio::task::spawn_blocking(move || {
+    let shown = try_blocking(move || {
         // The search goes on if the asker goes away, and keeps its place until it ends.
         let _searching = searching;
         let memories: Vec<(u16, RememberedEvictions)> =

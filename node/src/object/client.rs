@@ -447,7 +447,8 @@ async fn read_file(
     file: std::fs::File,
     deadline: Instant,
 ) -> Result<Arriving, Failed> {
-    let read = tokio::task::spawn_blocking(move || arriving.feed_file(file, deadline).map(|()| arriving));
+    let read =
+        larder_net::blocking::try_blocking(move || arriving.feed_file(file, deadline).map(|()| arriving));
     let trouble = |detail: String| Failed::Trouble(Trouble::new(TroubleKind::Other, GET, detail));
     let read = read.await.map_err(|error| trouble(error.to_string()))?;
     read.map_err(|error| trouble(error.to_string()))

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::stream::poll_fn;
 use futures_util::{FutureExt as _, StreamExt as _};
 use larder_core::store::PurgedKeys;
+use larder_net::blocking::try_blocking;
 use larder_protocol::purge::PurgeMode;
 use larder_protocol::{ChunkRef, Fingerprint};
 use object_store::path::Path;
@@ -16,7 +17,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::oneshot;
-use tokio::task::{LocalSet, spawn_blocking, spawn_local};
+use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep};
 
 use super::client::Client;
@@ -260,8 +261,8 @@ async fn remove_leftovers(options: ObjectOptions, said: Arc<StoreNews>) {
     let folder = folder.join(format_folder(&Path::default()).as_ref());
     loop {
         let (folder, said) = (folder.clone(), Arc::clone(&said));
-        let removed = spawn_blocking(move || leftovers::remove(&folder, &said.stops)).await;
-        match removed.unwrap_or_else(|panicked| Err(panicked.into())) {
+        let removed = try_blocking(move || leftovers::remove(&folder, &said.stops)).await;
+        match removed.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
             Ok(0) => {}
             Ok(files) => tracing::info!(files, "removed half uploads of nodes that are gone"),
             Err(error) => tracing::warn!(%error, "half uploads of nodes that are gone cannot be looked for"),

@@ -7,6 +7,7 @@ use actix_rt::Arbiter;
 use futures_util::FutureExt as _;
 use futures_util::future::try_join_all;
 use larder_net::audit::Audit;
+use larder_net::blocking::blocking;
 use tokio::sync::{mpsc, watch};
 
 use super::object::Objects;
@@ -44,7 +45,7 @@ pub(super) struct NodeParts {
 pub(super) async fn find_gpus(devices: &Devices, actors: &[ActorLimits]) -> Result<(), ServeError> {
     for (device, actor) in (0..).zip(actors).filter(|(_, actor)| actor.device.tier_bytes > 0) {
         let (devices, pci) = (devices.clone(), actor.pci);
-        let found = threads::blocking(move || devices.find(pci)).await;
+        let found = blocking(move || devices.find(pci)).await;
         found.map_err(|source| ServeError::Gpu { device, source })?;
     }
     Ok(())

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use larder_net::blocking::blocking;
 use tokio::sync::mpsc;
 
 use crate::actor::DiskParts;
 use crate::disk::namespaces::NamespaceFolder;
 use crate::disk::{DiskMetrics, DiskTier, OpenError};
 use crate::limits::{ActorLimits, DiskLimits};
-use crate::threads;
 
 /// Opens an actor's disk tier. If the tier cannot be opened, the actor serves without it, and the second value tells people why.
 pub(super) async fn start(
@@ -18,7 +18,7 @@ pub(super) async fn start(
 ) -> (Option<DiskParts>, Option<String>) {
     let Some((limits, metrics)) = limits else { return (None, None) };
     let (limits, closed) = (limits.clone(), metrics.closed.clone());
-    match threads::blocking(move || open(limits, metrics)).await {
+    match blocking(move || open(limits, metrics)).await {
         Ok(parts) => (Some(parts), None),
         Err(error) => {
             let source = std::error::Error::source(&error).map(ToString::to_string);

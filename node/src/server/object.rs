@@ -1,5 +1,7 @@
 //! Opens the object tier when a node starts.
 
+use larder_net::blocking::blocking;
+
 use std::sync::{Arc, Weak};
 
 use crate::actor::ObjectParts;
@@ -8,7 +10,6 @@ use crate::limits::ObjectLimits;
 use crate::metrics::SharedMetrics;
 use crate::object::metrics::Side;
 use crate::object::{ObjectOptions, ObjectTier, OpenError};
-use crate::threads;
 
 /// The object tier of a node, which its actors share.
 pub(super) struct Objects {
@@ -29,7 +30,7 @@ impl Objects {
         let options = limits.options.clone();
         let url = options.url.clone();
         let object_metrics = metrics.object.clone();
-        let tier = threads::blocking(move || ObjectTier::open(&options, object_metrics)).await;
+        let tier = blocking(move || ObjectTier::open(&options, object_metrics)).await;
         match &tier {
             Ok(_) => tracing::info!(url, "the object tier is open"),
             Err(error) => {

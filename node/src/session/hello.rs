@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use larder_core::Event;
 use larder_ipc::socket::{FrameReader, FrameWriter};
+use larder_net::blocking::blocking;
 use larder_protocol::limits::{EARLIEST_SESSION_VERSION, MAX_NAME_BYTES, SESSION_VERSION};
 use larder_protocol::session::{
     Busy, Hello, Refusal, RefusalCode, Request, Response, Scarce, Welcome, decode_request,
@@ -23,7 +24,6 @@ use crate::actor::{Client, Errand};
 use crate::arena::PAGE_BYTES;
 use crate::exchange::Tell;
 use crate::processes::{EnterError, PeerError, SocketProcess};
-use crate::threads;
 use crate::window::{Window, WindowBudget};
 
 /// A connection that was just accepted.
@@ -277,7 +277,7 @@ async fn make_window(
     };
     let numa_node = actor.numa_node;
     // This blocks while the kernel clears the memory.
-    let made = threads::blocking(move || Window::create(bytes, numa_node, Some(share))).await;
+    let made = blocking(move || Window::create(bytes, numa_node, Some(share))).await;
     made.map(|window| Some(Arc::new(window))).map_err(|error| {
         tracing::warn!(%error, source = ?std::error::Error::source(&error), "cannot make the write window of a session");
         refusal(RefusalCode::Internal, &error)
