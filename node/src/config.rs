@@ -223,7 +223,8 @@ pub struct TenantConfig {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionConfig {
-    /// Maximum number of sessions of one tenant at a time.
+    /// Maximum number of sessions of one tenant at a time. Fewer if they would need more than a quarter of the files that the
+    /// process may have open: a session has four.
     pub max_sessions: u32,
     /// The largest write window. Windows are memory outside the arena; `tenants.max_window_bytes` bounds all windows of a tenant.
     #[serde(serialize_with = "exact", deserialize_with = "size")]

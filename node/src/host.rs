@@ -39,6 +39,9 @@ pub struct HostFacts {
     pub numa_nodes: BTreeMap<u32, NumaNode>,
     /// The devices on the PCI bus.
     pub pci: BTreeMap<PciAddress, PciDevice>,
+    /// The number of files that this process may have open; `u64::MAX` if there is no limit. The node raises its limit up to this
+    /// number.
+    pub open_files: u64,
     /// The network interfaces, by name.
     pub interfaces: BTreeMap<String, Interface>,
     /// The routes of packets.
@@ -88,6 +91,7 @@ impl HostFacts {
             huge: huge_pages(root),
             numa_nodes: topology::numa_nodes(root, &cpus)?,
             pci: pci::devices(root),
+            open_files: open_files(root),
             interfaces: network::interfaces(root),
             routes: network::routes(root),
             cpus,
@@ -137,6 +141,13 @@ fn huge_pages(root: &Path) -> HugePool {
     let HugePool { total_bytes, free_bytes } = HugePool::read(&root.join("sys/kernel/mm/hugepages"));
     let limit = cgroup::huge_page_limit(root).unwrap_or(u64::MAX);
     HugePool { total_bytes, free_bytes: free_bytes.min(limit) }
+}
+
+/// The hard limit.
+fn open_files(root: &Path) -> u64 {
+    let limits = Source::new(root, "proc/self/limits").text().unwrap_or_default();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(u64::MAX)
 }
 
 /// The online CPUs on which the scheduler lets this process run.

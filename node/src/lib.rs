@@ -14,6 +14,7 @@
 //!
 //! A session talks to one actor. Through this actor it reaches the chunks of the node's other actors (`siblings`).
 
+mod accept;
 pub mod actor;
 pub mod arena;
 pub mod clock;

@@ -182,6 +182,13 @@ pub struct TenantLimits {
 pub struct SessionLimits {
     /// Maximum number of sessions of one tenant at a time.
     pub max_sessions: u32,
+    /// The number in the configuration: more than `max_sessions` if the process may open too few files.
+    pub configured_sessions: u32,
+    /// Maximum number of sessions of all tenants together: for so many the process has descriptors.
+    pub max_sessions_in_all: u32,
+    /// Maximum number of connections of a tenant beside its sessions: those that have not said hello, and those that are being
+    /// closed. If closing hangs for so many, the tenant's further connections wait.
+    pub max_other_connections: u32,
     /// The largest write window.
     pub max_window_bytes: u64,
     /// Maximum number of blocks that one session leases at a time.
@@ -191,6 +198,28 @@ pub struct SessionLimits {
     pub max_lingering_processes: u32,
     /// Whether engines write straight into the arena, and so have no write window.
     pub trust_engines: bool,
+}
+
+impl SessionLimits {
+    /// The part of a process's descriptors that sessions may have, as a divisor. HTTP has as many, and so have the connections
+    /// beside sessions. The others are for extents, disk, object store and peers.
+    pub const DESCRIPTORS_SHARE: u64 = 4;
+
+    /// Descriptors of a session: its socket twice (the last one is closed on another thread), its window, the process.
+    /// Descriptors of extents are on their way only for a moment.
+    pub const DESCRIPTORS: u64 = 4;
+
+    /// Says that a tenant gets fewer sessions than configured, if so.
+    #[must_use]
+    pub fn shortage(&self) -> Option<String> {
+        let Self { max_sessions, configured_sessions, .. } = self;
+        (max_sessions < configured_sessions).then(|| {
+            format!(
+                "a tenant gets {max_sessions} sessions, not {configured_sessions} ([session] max_sessions): sessions may have a \
+                 quarter of the files that the process may open"
+            )
+        })
+    }
 }
 
 /// The largest default size of an extent. It is bounded because an extent changes tenant as a whole.

@@ -22,7 +22,7 @@ use larder_net::audit::{self, Audit};
 use larder_net::blocking::try_blocking;
 use larder_net::reload::ReloadTimes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use self::actors::{NodeParts, find_gpus, memory_is_there, start_actors};
 pub use self::error::ServeError;
@@ -353,10 +353,12 @@ fn open_doors(
     stopping: watch::Receiver<bool>,
 ) -> Result<Doors, ServeError> {
     let addresses = actors.iter().map(|actor| actor.address.clone()).collect();
+    limits.session.shortage().iter().for_each(|shortage| tracing::warn!("{shortage}: raise LimitNOFILE"));
     let settings = SessionSettings {
         node: limits.name.clone(),
         actors,
         limits: limits.session.clone(),
+        places: Arc::new(Semaphore::new(limits.session.max_sessions_in_all as usize)),
         processes: Processes::new(addresses, limits.session.max_lingering_processes),
         metrics: Arc::clone(metrics),
         descriptions: descriptions.clone(),

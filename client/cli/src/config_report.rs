@@ -42,7 +42,8 @@ impl ConfigReport {
         }
         report.add_record(limits);
         report.add_cluster(limits);
-        report.warnings = limits.mismatches.iter().map(ToString::to_string).collect();
+        report.warnings =
+            limits.mismatches.iter().map(ToString::to_string).chain(session.shortage()).collect();
         report
     }
 

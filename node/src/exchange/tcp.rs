@@ -33,6 +33,7 @@ use super::receive::{Batch, From, Way};
 use super::serve::{
     MAX_MEMBER_CONNECTIONS, SEND_DEADLINE, STALL_DEADLINE, limits_of, may_fetch, read_request, trace_of,
 };
+use crate::accept::NotAccepted;
 use crate::watched::here;
 
 /// The connections over TCP of one thread.
@@ -312,14 +313,14 @@ impl OverTcp {
 
 /// Accepts connections, and hands each to `serve`. Never ends.
 pub(super) async fn accept(listener: Rc<TcpListener>, serve: impl Fn(TcpStream, SocketAddr)) {
+    let mut not_accepted = NotAccepted::new();
     loop {
         match listener.accept().await {
-            Ok((stream, remote)) => serve(stream, remote),
-            Err(error) => {
-                // As when the process has too many files open.
-                tracing::warn!(%error, "cannot accept a connection over TCP");
-                sleep(ACCEPT_PAUSE).await;
+            Ok((stream, remote)) => {
+                not_accepted.accepted();
+                serve(stream, remote);
             }
+            Err(error) => sleep(not_accepted.failed("blocks over TCP", error)).await,
         }
     }
 }
@@ -341,6 +342,3 @@ const AVOIDED: Duration = Duration::from_secs(60);
 
 /// After a dial that was given up, the node is asked over QUIC for this many times as long as the dial lasted.
 const AVOIDED_FOR_EACH: u32 = 60;
-
-/// The pause after a connection could not be accepted.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

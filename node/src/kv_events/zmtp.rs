@@ -13,6 +13,7 @@ use larder_net::keepalive::probe_when_idle;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::accept::NotAccepted;
 use crate::guests::{Guest, Guests};
 
 /// A message of a guest.
@@ -25,15 +26,16 @@ pub(super) enum GuestMessage {
 
 /// Accepts guests forever, and passes each to `welcome` with its place.
 pub(super) async fn accept(listener: TcpListener, guests: Guests, mut welcome: impl FnMut(TcpStream, Guest)) {
+    let mut not_accepted = NotAccepted::new();
     loop {
         let (socket, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "cannot take a subscriber of events");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(not_accepted.failed("subscribers of events", error)).await;
                 continue;
             }
         };
+        not_accepted.accepted();
         // A guest that is gone without a word must not keep its place.
         probe_when_idle(&socket);
         match guests.enter(from.ip()) {
@@ -152,9 +154,6 @@ pub(super) const MAX_FRAME_BYTES: usize = 1_024;
 
 /// How long a guest may take to greet, and to take a message.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
-
-/// How long to wait after the system fails to give a socket.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {

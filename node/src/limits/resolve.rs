@@ -68,7 +68,7 @@ impl Config {
         nonzero("record.max_bytes", self.record.as_ref().map_or(1, |record| record.max_bytes.0))?;
         nonzero("audit.max_bytes", self.audit.as_ref().map_or(1, |audit| audit.max_bytes.0))?;
         self.kv_events.as_ref().map_or(Ok(()), check_events)?;
-        let session = self.session_limits()?;
+        let session = self.session_limits(host)?;
         let (extents, extent_bytes) = extents(&self.host, self.gpus.len().max(1) as u64)?;
         check_tenant_bytes(&self.tenants, extent_bytes * self.gpus.len().max(1) as u64)?;
         let mut mismatches = Vec::new();
@@ -103,7 +103,7 @@ impl Config {
         self.http.listen.unwrap_or_else(|| (ip, HTTP_PORT).into())
     }
 
-    fn session_limits(&self) -> Result<SessionLimits, ConfigError> {
+    fn session_limits(&self, host: &HostFacts) -> Result<SessionLimits, ConfigError> {
         let session = &self.session;
         nonzero("session.max_sessions", session.max_sessions.into())?;
         nonzero("session.max_window_bytes", session.max_window_bytes.0)?;
@@ -115,8 +115,15 @@ impl Config {
             let found = session.max_pinned_fraction;
             return Err(ConfigError::Fraction { key: "session.max_pinned_fraction", found });
         }
+        let in_all = host.open_files / SessionLimits::DESCRIPTORS_SHARE / SessionLimits::DESCRIPTORS;
+        let max_sessions_in_all = u32::try_from(in_all).unwrap_or(u32::MAX).max(1);
+        let of_a_tenant = (max_sessions_in_all / self.tenants.len() as u32).max(1);
         Ok(SessionLimits {
-            max_sessions: session.max_sessions,
+            max_sessions: session.max_sessions.min(of_a_tenant),
+            configured_sessions: session.max_sessions,
+            max_sessions_in_all,
+            // Such a connection has half of a session's descriptors.
+            max_other_connections: of_a_tenant.saturating_mul(2).min(MOST_OTHER_CONNECTIONS),
             max_window_bytes: session.max_window_bytes.0,
             max_leased_blocks: session.max_leased_blocks,
             max_lingering_processes: session.max_lingering_processes,
@@ -548,6 +555,9 @@ const LEAST_WINDOW_BYTES: u64 = 16 << 20;
 
 /// The arena must leave as much as this: with less, the kernel would kill the node.
 const LEAST_LEFT_BYTES: u64 = OWN_BYTES + LEAST_WINDOW_BYTES;
+
+/// Maximum number of connections of a tenant beside its sessions.
+const MOST_OTHER_CONNECTIONS: u32 = 256;
 
 /// The port of HTTP.
 const HTTP_PORT: u16 = 9440;

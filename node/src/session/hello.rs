@@ -56,12 +56,12 @@ pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings:
     };
     drop(place);
     let result = match hello {
-        Ok((number, hello)) => match sessions.try_acquire_owned() {
-            Ok(permit) => {
+        Ok((number, hello)) => match take_place(sessions, &settings) {
+            Some(permit) => {
                 let guest = Guest { host: &host, hello, number };
                 welcome(&socket, &settings, &guest, permit).await
             }
-            Err(_) => {
+            None => {
                 let busy = Busy { what: Scarce::Sessions, retry_after_ms: SESSIONS_RETRY_MS };
                 Err((number, Response::Busy(busy)))
             }
@@ -78,6 +78,13 @@ pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings:
             drop(socket);
         }
     }
+}
+
+/// A place among the tenant's sessions, and one among all sessions; `None` if there is none.
+fn take_place(sessions: Arc<Semaphore>, settings: &SessionSettings) -> Option<[OwnedSemaphorePermit; 2]> {
+    let (of_tenant, of_all) =
+        (sessions.try_acquire_owned(), Arc::clone(&settings.places).try_acquire_owned());
+    Some([of_tenant.ok()?, of_all.ok()?])
 }
 
 /// Hands an open session over to its actor's thread. Ends the session if that fails.
@@ -149,7 +156,7 @@ async fn welcome(
     socket: &UnixStream,
     settings: &SessionSettings,
     guest: &Guest<'_>,
-    permit: OwnedSemaphorePermit,
+    permit: [OwnedSemaphorePermit; 2],
 ) -> Result<(SessionActor, Opened), (u64, Response)> {
     let Guest { host, ref hello, number } = *guest;
     let Host { tenant, ref name, ref windows, .. } = *host;

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use actix::Addr;
 use actix_rt::ArbiterHandle;
@@ -16,6 +15,7 @@ use super::connection::Connection;
 use super::greetings::{Greetings, Source};
 use super::hello::{self, Newcomer};
 use super::socket_file::{self, BindError, SocketFile};
+use crate::accept::NotAccepted;
 use crate::actor::GpuActor;
 use crate::described::Descriptions;
 use crate::limits::SessionLimits;
@@ -32,6 +32,8 @@ pub struct SessionSettings {
     pub actors: Vec<SessionActor>,
     /// The limits of each session.
     pub limits: SessionLimits,
+    /// The places of all tenants' sessions.
+    pub places: Arc<Semaphore>,
     /// The processes behind the sessions.
     pub processes: Processes,
     /// The counters of sessions.
@@ -139,30 +141,24 @@ impl Drop for Listening {
 
 /// Accepts connections forever.
 async fn accept(host: Host, socket: UnixListener, settings: SessionSettings) {
-    let sessions = Arc::new(Semaphore::new(settings.limits.max_sessions as usize));
-    let connections = Arc::new(Semaphore::new(settings.limits.max_sessions as usize + MOST_OTHERS));
-    let greetings = Greetings::default();
+    let SessionLimits { max_sessions, max_other_connections, .. } = settings.limits;
+    let sessions = Arc::new(Semaphore::new(max_sessions as usize));
+    let connections = Arc::new(Semaphore::new(max_sessions as usize + max_other_connections as usize));
+    let (greetings, mut not_accepted) = (Greetings::default(), NotAccepted::new());
     loop {
         // Nothing ever closes the semaphore.
         let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
         let accepted = socket.accept().await;
         match accepted.and_then(|(accepted, _)| Ok((Connection::of(&accepted, permit)?, accepted))) {
             Ok((connection, socket)) => {
+                not_accepted.accepted();
                 let place = greetings.enter(Source::of(&socket));
                 let newcomer = Newcomer { socket, connection, place, host: host.clone() };
                 actix_rt::spawn(hello::open(newcomer, Arc::clone(&sessions), settings.clone()));
             }
             Err(error) => {
-                tracing::warn!(%error, tenant = &*host.name, "cannot accept a session");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(not_accepted.failed(&format!("sessions of {}", host.name), error)).await;
             }
         }
     }
 }
-
-/// Connections of a tenant beside its sessions: those that have not said hello, and those that are being closed. If closing hangs
-/// for so many, the tenant's further connections wait.
-const MOST_OTHERS: usize = 256;
-
-/// The pause after a failed accept (no descriptor left), so that the loop does not spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -51,7 +51,7 @@ pub(super) struct Opened {
     pub(super) stopping: watch::Receiver<bool>,
     /// Turns true when the tenant leaves.
     pub(super) leaves: watch::Receiver<bool>,
-    pub(super) permit: OwnedSemaphorePermit,
+    pub(super) permit: [OwnedSemaphorePermit; 2],
 }
 
 struct Session {

@@ -3,6 +3,7 @@
 use super::clock::ClockState;
 use super::{Finding, Subject, note, ok, problem, warning};
 use crate::output::count;
+use larder_node::limits::SessionLimits;
 
 pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     vec![open_files(subject), io_uring(subject), clock(subject)]
@@ -12,20 +13,26 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
 /// the hard one.
 fn open_files(subject: &Subject) -> Finding {
     const CHECK: &str = "open files";
-    let Some(limit) = subject.files.hard_limit("Max open files") else { return ok(CHECK, "unlimited") };
+    let limit = subject.host.open_files;
+    if limit == u64::MAX {
+        return ok(CHECK, "unlimited");
+    }
     let extents: u64 =
         subject.limits.iter().flat_map(|limits| &limits.actors).map(|a| u64::from(a.arena.extents)).sum();
-    let sessions = u64::from(subject.config.session.max_sessions) * subject.config.tenants.len() as u64;
+    let sessions = u64::from(subject.config.session.max_sessions)
+        * subject.config.tenants.len() as u64
+        * SessionLimits::DESCRIPTORS;
     let lingering =
         u64::from(subject.config.session.max_lingering_processes) * subject.config.tenants.len() as u64;
-    let needed = extents + sessions * FILES_PER_SESSION + lingering + OTHER_FILES;
+    let needed = extents + sessions + lingering + OTHER_FILES;
+    let enough = needed.max(sessions * SessionLimits::DESCRIPTORS_SHARE).next_power_of_two();
     if limit < needed {
         let found = format!("{} may be open, the node may need {}", count(limit), count(needed));
-        return problem(
-            CHECK,
-            found,
-            format!("raise the hard limit (LimitNOFILE={})", needed.next_power_of_two()),
-        );
+        return problem(CHECK, found, format!("raise the hard limit (LimitNOFILE={enough})"));
+    }
+    if let Some(shortage) = subject.limits.as_ref().ok().and_then(|limits| limits.session.shortage()) {
+        let found = format!("{} may be open: {shortage}", count(limit));
+        return warning(CHECK, found, format!("raise the hard limit (LimitNOFILE={enough})"));
     }
     ok(CHECK, format!("{} may be open, the node needs {} at most", count(limit), count(needed)))
 }
@@ -64,10 +71,6 @@ fn clock(subject: &Subject) -> Finding {
         }
     }
 }
-
-/// Descriptors of a session: its socket twice (the last one is closed on another thread), its window, the process. Descriptors of
-/// extents are on their way only for a moment.
-const FILES_PER_SESSION: u64 = 4;
 
 /// Other descriptors: logs, HTTP, the directory, libraries.
 const OTHER_FILES: u64 = 256;

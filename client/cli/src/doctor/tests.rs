@@ -122,6 +122,10 @@ fn faults_of_the_system_are_found() {
             ("open files", Level::Problem, "256 may be open"),
         ),
         (
+            |m| m.file("proc/self/limits", &machine::limits("unlimited", "800")),
+            ("open files", Level::Warning, "800 may be open: a tenant gets 50 sessions, not 64"),
+        ),
+        (
             |m| m.file("proc/sys/kernel/io_uring_disabled", "2"),
             ("io_uring", Level::Warning, "kernel.io_uring_disabled=2"),
         ),

@@ -35,6 +35,21 @@ fn without_configuration_there_is_one_actor_with_a_gibibyte() {
 }
 
 #[test]
+fn sessions_of_all_tenants_together_take_a_quarter_of_the_descriptors() {
+    let two = "tenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/b' }]";
+    let session = |open_files| {
+        let host = HostFacts { open_files, ..machine() };
+        let session = Config::parse(two).unwrap().resolve(&host).unwrap().session;
+        assert_eq!(session.shortage().is_some(), session.max_sessions < 64);
+        [session.max_sessions, session.max_sessions_in_all, session.max_other_connections]
+    };
+    assert_eq!(session(1 << 20), [64, 65_536, 256]);
+    assert_eq!(session(1_024), [32, 64, 64]);
+    assert_eq!(session(16), [1, 1, 2], "one session can open");
+    assert_eq!(session(u64::MAX), [64, u32::MAX, 256], "there is no limit");
+}
+
+#[test]
 fn a_member_of_a_cluster_serves_http_to_other_hosts_unless_the_configuration_says_otherwise() {
     let cluster = "[cluster]\ncoordinator = 'host:7601'\nca = 'a'\ncertificate = 'b'\nkey = 'c'\n";
     let listens = |text: &str| resolve(text).unwrap().http_listen.to_string();
