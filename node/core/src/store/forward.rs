@@ -5,7 +5,8 @@
 //! afterwards. No commit and no lease waits for this. The slots are bounded; a request of the same tenant that needs a slot takes
 //! them back ([`Store::drop_departing`]). If a node takes some chunks of an offer and not the others, it may lack room for so many
 //! at a time: the others are offered again, to this node when the taken ones have come. If the whole offer is refused or lost, its
-//! chunks are gone, and their next lookup is a miss.
+//! chunks are gone, and their next lookup is a miss. A chunk that is pinned or written again before it is offered stays, and is not
+//! offered.
 //!
 //! A chunk is forwarded once: until it is used at its new node, it is not forwarded again. It keeps its age: the offer's worth
 //! tells for how long nobody had used it.
@@ -33,8 +34,8 @@ pub(super) struct Departing {
     /// Claimed chunks, the oldest first.
     line: BTreeMap<u64, Leaving>,
     places: HashMap<ChunkId, u64>,
-    /// The chunks of each offer that are still here.
-    open: HashMap<u64, usize>,
+    /// The places of each offer's chunks that are still here.
+    open: HashMap<u64, BTreeSet<u64>>,
     /// The places of chunks that no offer includes.
     unoffered: BTreeSet<u64>,
     /// The last offer of which a node took only a part: it may have no more room before it has the chunks of this part.
@@ -104,15 +105,15 @@ impl Departing {
         let leaving = self.line.remove(&place)?;
         self.unoffered.remove(&place);
         self.bytes.take(leaving.tenant, leaving.bytes);
-        leaving.offer.into_iter().for_each(|(offer, _)| self.leaves(offer));
+        leaving.offer.into_iter().for_each(|(offer, _)| self.leaves(offer, place));
         Some(leaving)
     }
 
     /// Notes that a chunk no longer belongs to an offer.
-    fn leaves(&mut self, offer: u64) {
-        if let Some(chunks) = self.open.get_mut(&offer) {
-            *chunks -= 1;
-            if *chunks == 0 {
+    fn leaves(&mut self, offer: u64, place: u64) {
+        if let Some(places) = self.open.get_mut(&offer) {
+            places.remove(&place);
+            if places.is_empty() {
                 self.open.remove(&offer);
                 self.partly_taken.retain(|_, last| *last != offer);
             }
@@ -225,23 +226,26 @@ impl Store {
 
     /// The next chunks to offer to a node; [`Store::offer_ended`] must follow.
     pub fn next_offer(&mut self) -> Option<Offered> {
+        let waiting = self.departing.offerable().map(|(_, leaving)| leaving.named.id);
+        let stays: Vec<ChunkId> = waiting.filter(|&id| !self.still_leaves(id)).collect();
+        stays.into_iter().for_each(|id| _ = self.departed(id));
         let first = *self.departing.offerable().next()?.1;
         let (to, namespace) = (first.to, first.named.namespace);
         let is_alike =
             |(_, leaving): &(u64, &Leaving)| leaving.to == to && leaving.named.namespace == namespace;
         let alike = self.departing.offerable().filter(is_alike).take(MOST_OFFERED);
-        let alike: Vec<u64> = alike.map(|(place, _)| place).collect();
+        let alike: BTreeSet<u64> = alike.map(|(place, _)| place).collect();
         let number = self.next_number();
         let mut worth = first.worth;
         let mut chunks = Vec::with_capacity(alike.len());
-        for place in alike {
+        for &place in &alike {
             let Some(leaving) = self.departing.line.get_mut(&place) else { continue };
             leaving.offer = Some((number, chunks.len()));
             self.departing.unoffered.remove(&place);
             worth = worth.min(leaving.worth);
             chunks.push(self.index.name(leaving.named.id));
         }
-        self.departing.open.insert(number, chunks.len());
+        self.departing.open.insert(number, alike);
         self.departing.counts.offered += chunks.len() as u64;
         let fingerprint = self.namespaces.get(namespace).fingerprint;
         Some(Offered { number, to, fingerprint, worth, chunks })
@@ -250,9 +254,9 @@ impl Store {
     /// Takes a node's answer to an offer: for each chunk, in order, whether the node wants it; `wanted` is empty if the node did
     /// not answer. Wanted chunks keep their slots until the node has them.
     pub fn offer_ended(&mut self, number: u64, wanted: &[bool]) {
-        let is_in = |leaving: &Leaving| leaving.offer.is_some_and(|(offer, _)| offer == number);
-        let offered = self.departing.line.iter().filter(|(_, leaving)| is_in(leaving));
-        let offered: Vec<(u64, Leaving)> = offered.map(|(&place, leaving)| (place, *leaving)).collect();
+        let places = self.departing.open.get(&number).into_iter().flatten();
+        let offered = places.filter_map(|&place| Some((place, *self.departing.line.get(&place)?)));
+        let offered: Vec<(u64, Leaving)> = offered.collect();
         let takes_some = wanted.contains(&true);
         if let Some(&(_, Leaving { to, named, .. })) = offered.first() {
             let namespace = self.namespaces.get(named.namespace).fingerprint;
@@ -280,18 +284,26 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Offers a chunk again to the node whose room is worth least by now. Drops the chunk if that does not pay any more.
+    /// Offers a chunk again to the node whose room is worth least by now. Ends the forward if that does not pay any more, or if the
+    /// chunk does not leave any more.
     fn offer_again(&mut self, place: u64, leaving: Leaving) {
         let now = Duration::from_millis(self.now.0);
         let namespace = self.namespaces.get(leaving.named.namespace).fingerprint;
         let cheapest = self.departing.neighbours.cheapest(namespace, now);
-        let Some((to, _)) = cheapest.filter(|&(_, there)| pays_to_forward(leaving.worth, there)) else {
+        let Some((to, _)) = cheapest.filter(|&(_, there)| {
+            self.still_leaves(leaving.named.id) && pays_to_forward(leaving.worth, there)
+        }) else {
             self.departed(leaving.named.id);
             return;
         };
         let after = self.departing.partly_taken.get(&to).copied();
         self.departing.put(place, Leaving { to, offer: None, after, ..leaving });
-        leaving.offer.into_iter().for_each(|(offer, _)| self.departing.leaves(offer));
+        leaving.offer.into_iter().for_each(|(offer, _)| self.departing.leaves(offer, place));
+    }
+
+    /// Whether a chunk that is about to move still leaves this store: since its eviction nobody wrote, pinned or purged it.
+    fn still_leaves(&self, id: ChunkId) -> bool {
+        self.index.known(id).is_some_and(|chunk| chunk.standing == Standing::Leaving)
     }
 
     /// Notes that another node now has a chunk that this store was forwarding; returns whether it was forwarding the chunk.

@@ -289,6 +289,30 @@ fn a_chunk_that_an_engine_reads_while_it_is_about_to_move_stays_until_it_lets_go
 }
 
 #[test]
+fn a_chunk_that_is_pinned_or_written_again_while_it_is_about_to_move_stays_and_is_not_offered() {
+    let pins = |f: &mut Fixture, word: &str| {
+        let chain = f.chain(word);
+        assert_eq!(f.store.pin(f.session, f.namespace, &chain, 5_000, f.store.now).unwrap().chunks, 1);
+    };
+    let mut f = by_worth(3);
+    ["a", "b", "c"].iter().for_each(|word| f.put(word));
+    f.passes(1_000);
+    f.other_has_free_room();
+    f.put("xyz");
+    pins(&mut f, "a");
+    let offered = f.store.next_offer().unwrap();
+    assert!(offered.chunks.iter().all(|chunk| chunk.hash != name("a")), "it stays");
+    pins(&mut f, "c");
+    let wants: Vec<bool> = offered.chunks.iter().map(|chunk| chunk.hash == name("b")).collect();
+    assert!(wants.contains(&false), "the node took {wants:?}");
+    f.store.offer_ended(offered.number, &wants);
+    f.store.give_up(&f.fingerprint(), &[name("b")]);
+    assert!(!f.forwards().contains(&name("c")), "it was pinned before it could be offered again");
+    assert_eq!(["a", "b", "c"].map(|word| f.found(word)), [1, 0, 1]);
+    f.store.assert_consistent();
+}
+
+#[test]
 fn an_offered_chunk_is_taken_where_it_is_worth_its_place_and_is_not_forwarded_again_before_it_is_used() {
     let mut f = by_worth(2);
     let worth = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 1_000);
