@@ -10,7 +10,7 @@ use larder_protocol::session::{Leased, Request};
 
 use crate::error::{Damaged, SessionError};
 use crate::extents::Placed;
-use crate::link::Link;
+use crate::link::{Link, MappedFrom};
 use crate::lock;
 use crate::namespace::Namespace;
 use crate::options::threads_for;
@@ -37,8 +37,8 @@ pub struct LeaseGuard {
     come: Option<Mutex<Box<[u32]>>>,
     placed: Placed,
     proofs: Proofs,
-    /// Dropped last: the end of a session unpins the memory that nobody has mapped any more.
-    link: Arc<Link>,
+    /// Dropped last.
+    link: MappedFrom,
 }
 
 impl LeaseGuard {
@@ -89,7 +89,15 @@ impl LeaseGuard {
         let placed = extents.place(&namespace, chunks, pools, leased.places)?;
         drop(extents);
         let (proofs, come) = prove(&asked[..chunks], placed.len())?;
-        Ok(Self { link: Arc::clone(link), namespace, lease: leased.lease, chunks, come, placed, proofs })
+        Ok(Self {
+            link: MappedFrom(Arc::clone(link)),
+            namespace,
+            lease: leased.lease,
+            chunks,
+            come,
+            placed,
+            proofs,
+        })
     }
 
     /// A lease of no chunks.
@@ -270,7 +278,7 @@ impl LeaseGuard {
             }
         }
         let (mapping, offset) = self.placed.at(index);
-        let (link, namespace, lease) = (&self.link, &self.namespace, self.lease);
+        let (link, namespace, lease) = (&*self.link, &self.namespace, self.lease);
         Ok(Reading { link, namespace, lease, position, block, index, mapping, offset })
     }
 

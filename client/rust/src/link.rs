@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::mem;
 use std::net::Shutdown;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -67,6 +68,10 @@ pub(crate) struct Link {
     /// The GPUs that have pinned memory of the session. Dropped last, when nothing here maps that memory any more.
     pub(crate) pinners: Pinners,
 }
+
+/// The session of memory that a GPU may have pinned. The last field of a value that keeps such memory mapped: if the session has
+/// ended meanwhile, GPUs let go of the memory.
+pub(crate) struct MappedFrom(pub(crate) Arc<Link>);
 
 struct LinkState {
     open: bool,
@@ -317,6 +322,23 @@ impl Link {
     fn shut_down(&self) {
         // Fails only where the other end has done it already.
         let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+impl Deref for MappedFrom {
+    type Target = Link;
+
+    fn deref(&self) -> &Link {
+        &self.0
+    }
+}
+
+impl Drop for MappedFrom {
+    fn drop(&mut self) {
+        let is_open = lock(&self.state).open;
+        if !is_open {
+            self.pinners.let_go();
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! The mappings of the node's memory that a device has pinned.
 //!
 //! What is pinned stays mapped, and the node's memory exists as long as it is mapped. So the end of a session unpins its
-//! mappings, those that leases still read at the end of the leases.
+//! mappings. Mappings that leases or reservations still use are unpinned when these end, whoever still has a handle of the
+//! session.
 
 use std::sync::{Arc, Mutex, Weak};
 

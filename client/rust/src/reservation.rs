@@ -12,7 +12,7 @@ use larder_protocol::session::{Request, Reserved};
 
 use crate::error::SessionError;
 use crate::extents::Placed;
-use crate::link::Link;
+use crate::link::{Link, MappedFrom};
 use crate::lock;
 use crate::namespace::Namespace;
 use crate::options::threads_for;
@@ -69,8 +69,8 @@ struct Claim {
     open: Arc<Mutex<Open>>,
     /// If the node trusts its engines: the blocks' places in the arena.
     placed: Option<Placed>,
-    /// Dropped last: the end of a session unpins the memory that nobody has mapped any more.
-    link: Arc<Link>,
+    /// Dropped last.
+    link: MappedFrom,
 }
 
 /// The part of a reservation that is open.
@@ -129,7 +129,8 @@ impl Reservation {
         // A reservation without chunks is never used up by commits, so that dropping it gives it back.
         let open = Open { chunks: chunks.len().max(1), commits: 0, is_held: true };
         let open = Arc::new(Mutex::new(open));
-        let claim = Claim { link: Arc::clone(link), namespace, number: reservation, open, placed };
+        let claim =
+            Claim { link: MappedFrom(Arc::clone(link)), namespace, number: reservation, open, placed };
         Ok(Self { claim: Arc::new(claim), chunks, pools, deadline: Duration::from_millis(deadline_ms) })
     }
 
@@ -369,7 +370,7 @@ impl Claim {
     /// Notes that a commit is under way.
     fn commits(&self) -> CommitUnderWay {
         lock(&self.open).commits += 1;
-        let (link, open) = (Arc::downgrade(&self.link), Arc::clone(&self.open));
+        let (link, open) = (Arc::downgrade(&self.link.0), Arc::clone(&self.open));
         CommitUnderWay { link, reservation: self.number, open }
     }
 
