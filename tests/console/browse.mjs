@@ -147,7 +147,7 @@ assert.deepEqual(faults, []);
 for (const [pageName, shown] of [["cluster", page.locator("article.tile p").first()], ["tenants", space]]) {
   await page.goto(`${address}#${pageName}`);
   await shown.waitFor();
-  assert.equal(await page.getByRole("button", { name: /Drain|Pin|Purge|Set on all/ }).count(), 0, "a reader changes nothing");
+  assert.equal(await page.getByRole("button", { name: /Drain|Forget|Pin|Purge|Set on all/ }).count(), 0, "a reader changes nothing");
 }
 const tile = (of, name) => of.locator("article.tile", { has: of.getByRole("heading", { name: new RegExp(name) }) });
 const press = async (of, name) => {
@@ -165,6 +165,9 @@ assert.equal(new URL(admin.url()).hash, "", "the token stays out of the address"
 await admin.getByLabel("Eviction policy").selectOption("lru");
 await press(admin, "Set on all nodes");
 await tile(admin, "node-0").getByText(/sessions, lru/).waitFor();
+const lost = admin.getByRole("table", { name: "Lost nodes" }).getByRole("row", { name: /node-1/ });
+await press(lost, "Forget");
+await lost.waitFor({ state: "detached" });
 
 // Pins a prompt that is there, ends the pin, and purges the prompt and its namespace.
 await admin.goto(`${address}#prompt`);
@@ -212,7 +215,7 @@ for (const from = Date.now(); seen === "alive" && Date.now() - from < PATIENCE_M
   seen = await state();
 }
 assert.notEqual(seen, "alive", "it drains, or has left");
-say("admin", `refused as a stranger; set a policy; drained a node, which ${seen === "draining" ? "drains" : "has left"}`);
+say("admin", `refused as a stranger; set a policy; had a lost node forgotten; drained a node, which ${seen === "draining" ? "drains" : "has left"}`);
 
 // A cluster of 256 nodes, and a prompt of 10,000 chunks with as many outcomes: made up here, to see how the page copes.
 const names = Array.from({ length: 256 }, (_, number) => `node-${number}`);

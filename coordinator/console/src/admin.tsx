@@ -1,4 +1,4 @@
-// Changes by an admin: the policy of nodes, drains, pins and purges.
+// Changes by an admin: the policy of nodes, drains, lost nodes, pins and purges.
 
 import { useState } from "preact/hooks";
 import { change, hasToken, type Change, type Pinned, type Purged, type Said } from "./api";
@@ -54,6 +54,9 @@ export const DrainNode = ({ node, drains }: { node: string; drains: boolean }) =
   ) : (
     <Do what="Drain" wanted={{ action: "drain", node, within_seconds: 300 }} />
   );
+
+export const ForgetNode = ({ node }: { node: string }) =>
+  hasToken() ? <Do what="Forget" wanted={{ action: "forget", node }} /> : null;
 
 export function Policy() {
   const [policy, setPolicy] = useState("adaptive");

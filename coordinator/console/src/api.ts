@@ -299,13 +299,12 @@ export type Change =
   | { action: "cancel_drain"; node: string }
   | { action: "pin"; fingerprint: string; hashes: string[]; within_seconds: number }
   | { action: "unpin"; node: string; device: number; pin: number }
-  | { action: "purge"; tenant?: string; namespace?: string; hashes: string[]; dry_run: boolean };
+  | { action: "purge"; tenant?: string; namespace?: string; hashes: string[]; dry_run: boolean }
+  | { action: "forget"; node: string };
 
 /// Asks for a change. Returns what each node did or refused.
-export async function change(wanted: Change): Promise<Said<true | Purged | Pinned[]>[]> {
-  const said = (await ask("/console/change", wanted)) as Said<true | Purged | Pinned[]>[];
-  if (said.length === 0) throw new Error("no such node");
-  return said;
+export function change(wanted: Change): Promise<Said<true | Purged | Pinned[]>[]> {
+  return ask("/console/change", wanted) as Promise<Said<true | Purged | Pinned[]>[]>;
 }
 
 /// Asks all nodes, or one, by way of the coordinator.

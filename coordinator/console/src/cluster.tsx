@@ -2,7 +2,7 @@
 
 import { useMemo } from "preact/hooks";
 import { nodes, status, type CoordinatorStatus, type Member, type NodeStatus, type Said } from "./api";
-import { DrainNode, Policy } from "./admin";
+import { DrainNode, ForgetNode, Policy } from "./admin";
 import { Advice } from "./advice";
 import { Hour } from "./hour";
 import { Links } from "./links";
@@ -27,12 +27,15 @@ export function Cluster() {
       <Hour />
       <Policy />
       {cluster.lost.length > 0 && (
-        <Table name="Lost nodes" heads={["lost node", "address", "last heard"]}>
+        <Table name="Lost nodes" heads={["lost node", "address", "last heard", ""]}>
           {cluster.lost.map((lost) => (
             <tr key={lost.name} class="bad">
               <td>{lost.name}</td>
               <td>{lost.http}</td>
               <td>{seconds(lost.silent_seconds)} ago</td>
+              <td>
+                <ForgetNode node={lost.name} />
+              </td>
             </tr>
           ))}
         </Table>
