@@ -8,8 +8,8 @@
 //! | fault | result |
 //! | --- | --- |
 //! | the node is killed, or power is lost | acknowledged records are there at the next start |
-//! | bytes are damaged | a miss, counted; the record is forgotten |
-//! | a read fails | a miss, counted; the record is forgotten, the other records of its segment can still be read |
+//! | bytes are damaged | a miss, counted and told for an hour; the record is forgotten |
+//! | a read fails | a miss, counted and told for an hour; the record is forgotten, the other records of its segment can still be read |
 //! | reads fail again and again | the tier closes itself: the drive is broken |
 //! | a write or sync fails, or the device is full | the tier closes itself, later orders get `Closed`, the node goes on |
 //! | the folder or the file is removed | the tier closes itself |
@@ -25,6 +25,7 @@ use bytesize::ByteSize;
 
 use crate::host::CpuSet;
 
+pub(crate) mod damage;
 pub(crate) mod drive;
 pub mod format;
 pub mod io;

@@ -11,6 +11,7 @@ use larder_protocol::Fingerprint;
 use larder_protocol::purge::PurgeScope;
 
 use super::{Client, DiskParts, GpuActor};
+use crate::disk::DiskTier;
 use crate::metrics::TenantRates;
 
 /// An open session.
@@ -52,7 +53,7 @@ pub struct ActorReport {
     pub tenants: Vec<TenantRates>,
     /// Used bytes and all bytes of the disk tier; `None` if the actor has no disk tier, or if the tier is closed.
     pub disk_fill: Option<(u64, u64)>,
-    /// Why the disk tier is closed or silent, or does not keep all chunks.
+    /// Why the disk tier is closed or silent, or does not keep all chunks; damage that it found within the last hour.
     pub disk_trouble: Option<String>,
 }
 
@@ -78,8 +79,10 @@ impl GpuActor {
         let closed = tier.and_then(|tier| tier.trouble());
         let silent = tier.and_then(|tier| tier.watch().silent_for());
         let silent = silent.map(|silent| format!("the drive has not answered for {} s", silent.as_secs()));
+        let damage = tier.and_then(DiskTier::damage);
         let undescribed = self.core.cannot_describe().then_some(UNDESCRIBED);
         let trouble = closed.or(silent.as_deref()).or(self.hands.disk_trouble.as_deref()).or(undescribed);
+        let trouble = trouble.or(damage.as_deref());
         let disk_trouble = trouble.map(str::to_owned);
         let policy = self.core.store().policy();
         ActorReport { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }

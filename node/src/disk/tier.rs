@@ -13,6 +13,7 @@ use larder_core::{Visited, Written};
 use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
+use super::damage::FoundDamage;
 use super::drive::{DriveWatch, Ending};
 use super::metrics::DiskMetrics;
 use super::order::{DiskPurge, PurgedSegment, ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder};
@@ -38,6 +39,7 @@ pub struct DiskTier {
     _thread: Ending,
     /// Why the tier closed itself, if it did.
     trouble: Arc<OnceLock<String>>,
+    found: FoundDamage,
     metrics: DiskMetrics,
     namespaces: Vec<Fingerprint>,
     owners: Arc<Owners>,
@@ -77,6 +79,7 @@ impl DiskTier {
     ) -> Result<Self, OpenError> {
         let (namespaces, owners) = (volume.namespaces(), Arc::clone(volume.owners()));
         let watch = DriveWatch::new(volume.drive(), options.silent_after);
+        let found = volume.found().clone();
         let (queue, jobs) = sync_channel(options.queue_orders);
         let trouble = Arc::<OnceLock<String>>::default();
         let work = Work {
@@ -99,6 +102,7 @@ impl DiskTier {
             queue,
             _thread: Ending::new(thread, ended, watch.clone()),
             trouble,
+            found,
             metrics,
             namespaces,
             owners,
@@ -186,6 +190,11 @@ impl DiskTier {
     #[must_use]
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.get().map(String::as_str)
+    }
+
+    /// The damage that was found lately.
+    pub(crate) fn damage(&self) -> Option<String> {
+        self.found.trouble()
     }
 
     /// Whether the drive is silent. The tier is to be looked at often: this logs when the drive falls silent, and when it answers

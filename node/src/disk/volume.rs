@@ -11,6 +11,7 @@ use larder_net::seldom::Seldom;
 use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
+use super::damage::FoundDamage;
 use super::drive::Drive;
 use super::format::{PAGE_BYTES, StorageId};
 use super::log::{Geometry, Log};
@@ -52,6 +53,7 @@ pub struct Volume {
     /// The lines about records with each kind of fault, and about segments that cannot be read.
     damaged: HashMap<Discriminant<Damage>, Seldom>,
     unreadable: Seldom,
+    found: FoundDamage,
     clock: Clock,
     owners: Arc<Owners>,
     /// Why the tier is closed.
@@ -100,6 +102,7 @@ impl Volume {
         metrics: DiskMetrics,
         on_gone: OnGone,
     ) -> io::Result<Self> {
+        let clock = Clock::start();
         let mut volume = Self {
             transfers,
             storage,
@@ -112,7 +115,8 @@ impl Volume {
             read_budget: ReadBudget::default(),
             damaged: HashMap::new(),
             unreadable: Seldom::new(QUIET),
-            clock: Clock::start(),
+            found: FoundDamage::new(clock),
+            clock,
             owners: Arc::default(),
             trouble: None,
         };
@@ -146,6 +150,11 @@ impl Volume {
     /// The tenants of the namespaces.
     pub fn owners(&self) -> &Arc<Owners> {
         &self.owners
+    }
+
+    /// The damage that was found.
+    pub(crate) fn found(&self) -> &FoundDamage {
+        &self.found
     }
 
     /// The drive below.

@@ -306,9 +306,11 @@ fn a_damaged_chunk_is_a_miss_is_counted_and_can_be_written_again() {
     let mut rig = Rig::new();
     rig.write(1);
     rig.damage(1);
+    assert_eq!(rig.volume.found().trouble(), None);
     assert_eq!(rig.read(1), ReadAnswer::Damaged);
     assert_eq!(rig.read(1), ReadAnswer::NotHeld);
     assert_eq!(rig.metrics.damaged(FoundBy::Read), 1);
+    assert!(rig.volume.found().trouble().unwrap().contains("1 records had wrong bytes and 0"));
     assert_eq!(
         rig.gone.try_iter().collect::<Vec<_>>(),
         [Gone { chunks: vec![TestChunk(1).key()], why: Why::Damaged }]

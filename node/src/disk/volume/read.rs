@@ -279,6 +279,7 @@ impl Volume {
             return self.found_unreadable(place.segment);
         }
         self.metrics.found_damage(by);
+        self.found.wrong_bytes();
         Ok(())
     }
 
@@ -295,6 +296,7 @@ impl Volume {
             );
         }
         self.metrics.read_errors.inc();
+        self.found.unreadable();
         self.log.give_up_soon(segment);
         if self.read_budget.failed(self.clock.elapsed()) {
             return Ok(());
