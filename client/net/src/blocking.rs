@@ -1,7 +1,7 @@
 //! Work that takes its time, on threads of their own.
 //!
-//! Tokio's `spawn_blocking` panics if the system gives no thread, which happens at the limit of a control group (`pids.max`, systemd's
-//! `TasksMax`) or of a user. Here the caller's thread does the work then: others wait for it, and nothing fails.
+//! Tokio's `spawn_blocking` panics if the system gives no thread, which happens at the limit of a control group (`pids.max`,
+//! systemd's `TasksMax`) or of a user. Here the caller's thread does the work then: others wait for it, and nothing fails.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -68,8 +68,9 @@ async fn caught<T: Send + 'static>(
 
 static PLACES: Semaphore = Semaphore::const_new(MOST_AT_ONCE);
 
-/// The most threads that work at a time.
-pub const MOST_AT_ONCE: usize = 64;
+/// The most threads that work at a time. All work of a process shares them: there are many, so that work on a folder that hangs
+/// leaves room for other work.
+pub const MOST_AT_ONCE: usize = 512;
 
 #[cfg(test)]
 mod tests {
@@ -94,7 +95,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(2));
             NOW.fetch_sub(1, Ordering::SeqCst);
         };
-        let all = (0..3 * MOST_AT_ONCE).map(|_| tokio::spawn(blocking(work)));
+        let all = (0..MOST_AT_ONCE + 100).map(|_| tokio::spawn(blocking(work)));
         for one in all.collect::<Vec<_>>() {
             one.await.unwrap();
         }
