@@ -39,13 +39,17 @@ pub async fn try_blocking<T: Send + 'static>(
 
 /// Does work that nobody waits for on another thread, or on this one if the system gives no other.
 pub fn aside(work: impl FnOnce() + Send + 'static) {
+    on_thread(Builder::new().name("larder-work".to_owned()), work);
+}
+
+fn on_thread(thread: Builder, work: impl FnOnce() + Send + 'static) {
     let work = Arc::new(Mutex::new(Some(work)));
     let shared = Arc::clone(&work);
     let begin = move || {
         let work = lock(&shared).take();
         work.into_iter().for_each(|work| work());
     };
-    if Builder::new().name("larder-work".to_owned()).spawn(begin).is_err()
+    if thread.spawn(begin).is_err()
         && let Some(work) = lock(&work).take()
     {
         work();
@@ -84,6 +88,16 @@ mod tests {
         assert_ne!(blocking(|| std::thread::current().id()).await, here);
         assert!(try_blocking(|| panic!("on purpose")).await.is_err());
         assert_eq!(try_blocking(|| 7).await.ok(), Some(7));
+    }
+
+    #[test]
+    fn without_a_thread_the_work_is_done_here() {
+        let (done, by) = std::sync::mpsc::channel();
+        // No address space has room for this stack.
+        on_thread(Builder::new().stack_size(1 << 60), move || {
+            done.send(std::thread::current().id()).unwrap()
+        });
+        assert_eq!(by.try_recv().ok(), Some(std::thread::current().id()));
     }
 
     #[tokio::test]
