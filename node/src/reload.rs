@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use actix::Addr;
 use larder_core::Event;
 use larder_core::store::StoreLimits;
+use larder_net::blocking::blocking;
 use larder_net::in_one_line;
 use larder_net::reload::{ReloadTimes, differences};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
@@ -89,10 +90,10 @@ impl Reloads {
         self.0.audit.clone()
     }
 
-    /// Examines the host for the configuration in force; `None` if the node has no configuration file. May block for seconds.
-    pub(crate) fn examine(&self) -> Option<Vec<FindingStatus>> {
-        let running = self.0.running.blocking_lock().clone();
-        self.0.reloadable.as_ref().map(|reloadable| (reloadable.examine)(&running))
+    /// Examines the host for the configuration in force; `None` if the node has no configuration file. May take seconds.
+    pub(crate) async fn examine(&self) -> Option<Vec<FindingStatus>> {
+        let (this, running) = (self.clone(), self.0.running.lock().await.clone());
+        blocking(move || this.0.reloadable.as_ref().map(|reloadable| (reloadable.examine)(&running))).await
     }
 
     /// Sets the parts that take changes.

@@ -179,7 +179,10 @@ fn new_reloads(reloadable: Option<Reloadable>, audit: &Audit, state: &HttpState)
     let reloads = Reloads::new(reloadable, audit.clone());
     let examiner = reloads.clone();
     // An error: the examiner is already set.
-    _ = state.examiner.set(Arc::new(move || examiner.examine()));
+    _ = state.examiner.set(Arc::new(move || {
+        let examiner = examiner.clone();
+        Box::pin(async move { examiner.examine().await })
+    }));
     reloads
 }
 

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_net::blocking::blocking;
+use futures_util::future::BoxFuture;
 use tokio::sync::Mutex;
 
 use super::HttpState;
 use super::show::Refused;
 use crate::findings::FindingStatus;
 
-/// Examines the host for the configuration in force; `None` if the node has no configuration file. May block for seconds.
-pub(crate) type Examiner = Arc<dyn Fn() -> Option<Vec<FindingStatus>> + Send + Sync>;
+/// Examines the host for the configuration in force; `None` if the node has no configuration file. May take seconds.
+pub(crate) type Examiner = Arc<dyn Fn() -> BoxFuture<'static, Option<Vec<FindingStatus>>> + Send + Sync>;
 
 /// The last findings, and when they were made; locked during a new examination.
 pub(crate) type Findings = Mutex<Option<(Duration, Vec<FindingStatus>)>>;
@@ -30,7 +30,7 @@ pub(super) async fn findings(state: &HttpState) -> Result<Vec<FindingStatus>, Re
         .get()
         .ok_or_else(|| Refused::Question("the node is still starting: try again".to_owned()))?
         .clone();
-    let findings = blocking(move || examine()).await;
+    let findings = examine().await;
     let findings = findings.ok_or_else(|| {
         Refused::Question("the node has no configuration file, so it does not examine its host".to_owned())
     })?;

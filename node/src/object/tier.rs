@@ -3,6 +3,7 @@
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -103,7 +104,7 @@ impl ObjectTier {
         let runtime = runtime(options.max_in_flight).map_err(OpenError::Thread)?;
         let [(writes, writes_due), (reads, reads_due), (finds, finds_due)] =
             [(); 3].map(|()| channel(options.queue_orders.max(1)));
-        let (ready, opens) = oneshot::channel();
+        let (ready, opens) = sync_channel(1);
         let said = Arc::<StoreNews>::default();
         let (copied, metrics_there) = (options.clone(), metrics.clone());
         let (said_there, said_of_folder) = (Arc::clone(&said), Arc::clone(&said));
@@ -125,7 +126,7 @@ impl ObjectTier {
             runtime.shutdown_timeout(LAST_WAIT);
         });
         let thread = thread.map_err(OpenError::Thread)?.into();
-        let opened = opens.blocking_recv();
+        let opened = opens.recv();
         opened.unwrap_or_else(|_| Err(OpenError::Thread(io::Error::other("the object thread panicked"))))?;
         let deadline = options.deadline;
         Ok(Self { writes, reads, finds, _thread: thread, said, deadline, metrics })
