@@ -77,7 +77,7 @@ pub enum ConfigError {
     /// The arena does not fit into the memory of the machine or the node's control group. Huge pages count only if the node gets
     /// them.
     #[error(
-        "[host] arena_bytes is {}, {within} has {}: set it to {} or less, to leave a tenth for write windows and the rest, and 64 MiB at least",
+        "[host] arena_bytes is {}, {within} has {}: set it to {} or less, to leave a tenth for write windows and the rest, and 96 MiB at least",
         exact(*arena_bytes), exact(*memory_bytes), exact(*most_bytes)
     )]
     ArenaTooLarge {

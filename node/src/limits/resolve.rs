@@ -141,8 +141,8 @@ impl Config {
         let arena = self.host.arena_bytes.0.saturating_sub(expected_huge_bytes(actors, host));
         let left = host.ordinary_bytes().saturating_sub(arena);
         let usual = u64::from(session.max_sessions).saturating_mul(session.max_window_bytes);
-        let share = left.saturating_sub(OWN_BYTES) / WINDOWS_SHARE / self.tenants.len() as u64;
-        let default = usual.min(share.max(LEAST_WINDOW_BYTES.min(session.max_window_bytes)));
+        let windows = (left.saturating_sub(OWN_BYTES) / WINDOWS_SHARE).max(LEAST_WINDOWS_BYTES);
+        let default = usual.min(windows / self.tenants.len() as u64);
         let whole_pages =
             |bytes: u64| bytes.min(host.memory_bytes).max(PAGE_BYTES).next_multiple_of(PAGE_BYTES);
         let configured = self.tenants.iter().filter_map(|tenant| tenant.max_window_bytes);
@@ -547,14 +547,15 @@ fn fraction(bytes: u64, fraction: f64) -> u64 {
 /// The default part of the memory outside the arena that all write windows may take together, as a divisor.
 const WINDOWS_SHARE: u64 = 2;
 
-/// Memory that a node takes besides the arena and the windows, with a cluster and a disk, while it has few chunks.
-const OWN_BYTES: u64 = 48 << 20;
+/// Memory that a node takes besides the arena and the windows while it has few chunks. With a cluster, a disk and three engines it
+/// took 47 MiB.
+const OWN_BYTES: u64 = 64 << 20;
 
-/// A tenant's windows together, by default, where the arena leaves little.
-const LEAST_WINDOW_BYTES: u64 = 16 << 20;
+/// All windows together, by default, where the arena leaves little.
+const LEAST_WINDOWS_BYTES: u64 = 32 << 20;
 
 /// The arena must leave as much as this: with less, the kernel would kill the node.
-const LEAST_LEFT_BYTES: u64 = OWN_BYTES + LEAST_WINDOW_BYTES;
+const LEAST_LEFT_BYTES: u64 = OWN_BYTES + LEAST_WINDOWS_BYTES;
 
 /// Maximum number of connections of a tenant beside its sessions.
 const MOST_OTHER_CONNECTIONS: u32 = 256;

@@ -79,7 +79,7 @@ fn an_arena_that_does_not_fit_is_found() {
     let found = find(|m| {
         m.huge_pages(0);
         m.file("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always advise [never] deny force");
-        m.file("sys/fs/cgroup/pod/memory.max", "1140850688");
+        m.file("sys/fs/cgroup/pod/memory.max", "1174405120");
         m.file("proc/sys/vm/overcommit_memory", "2");
         m.file(
             "proc/meminfo",

@@ -126,7 +126,7 @@ fn huge_pages_count_beside_the_limit_of_ordinary_memory_as_far_as_they_are_free(
     tree.huge_pages(None, 16 * 512, 8 * 512).huge_pages(Some(0), 16 * 512, 8 * 512);
     let arena = |rest: &str| resolve(&tree, &[], rest).map(drop).map_err(|error| error.to_string());
     assert_eq!(arena("host.arena_bytes = '8GiB'"), Ok(()), "all of it in huge pages");
-    assert_eq!(arena("host.arena_bytes = '9152MiB'"), Ok(()), "and as much as the group allows, less 64 MiB");
+    assert_eq!(arena("host.arena_bytes = '9120MiB'"), Ok(()), "and as much as the group allows, less 96 MiB");
     let error = arena("host.arena_bytes = '10GiB'").unwrap_err();
     assert!(error.contains("the node's control group has 9.0 GiB"), "{error}");
     let error = arena("host = { arena_bytes = '2GiB', huge_pages = 'never' }").unwrap_err();

@@ -65,10 +65,10 @@ fn write_windows_get_half_of_what_the_arena_leaves_unless_the_configuration_says
     };
     let two =
         "tenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/b', max_window_bytes = 5000 }]";
-    assert_eq!(windows(&format!("host = {{ arena_bytes = '62GiB' }}\n{two}")), [GIB / 2 - 12 * MIB, 8192]);
-    assert_eq!(windows("host = { arena_bytes = '65472MiB' }"), [16 * MIB], "never less");
-    let too_large = resolve("host = { arena_bytes = '65473MiB' }").unwrap_err().to_string();
-    assert!(too_large.contains("64 MiB at least"), "{too_large}");
+    assert_eq!(windows(&format!("host = {{ arena_bytes = '62GiB' }}\n{two}")), [GIB / 2 - 16 * MIB, 8192]);
+    assert_eq!(windows("host = { arena_bytes = '65440MiB' }"), [32 * MIB], "never less");
+    let too_large = resolve("host = { arena_bytes = '65441MiB' }").unwrap_err().to_string();
+    assert!(too_large.contains("96 MiB at least"), "{too_large}");
 }
 
 #[test]
