@@ -44,9 +44,10 @@ class Process:
 class Cluster(Process):
     def __init__(self, larder, folder, more=()):
         self.larder = larder
+        self.folder = folder / "dev"
         self.log = (folder / "dev.log").open("w")
         self.process = subprocess.Popen(
-            [larder, "dev", *DEV, *more, "--dir", folder / "dev"], stdout=subprocess.PIPE, stderr=self.log, text=True
+            [larder, "dev", *DEV, *more, "--dir", self.folder], stdout=subprocess.PIPE, stderr=self.log, text=True
         )
         line = self.process.stdout.readline()
         assert line, (folder / "dev.log").read_text()
@@ -57,6 +58,13 @@ class Cluster(Process):
     def metrics(self):
         servers = self.nodes | {"coordinator": self.coordinator}
         return {name: get(f"http://{http}/metrics") for name, http in servers.items()}
+
+    def forget_all(self):
+        """Purges every chunk. Played again, a trace misses what an infinite cache would have: else all of it may be hit."""
+        command = [self.larder, "purge", "--coordinator", self.coordinator, "--tenant", "default"]
+        admin = ["--ca", self.folder / "ca.pem", "--certificate", self.folder / "admin.pem", "--key", self.folder / "admin.key"]
+        ran = subprocess.run([*command, *admin], text=True, capture_output=True, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
 
     def replay(self, seconds):
         """Plays one generated trace again and again; returns the number of requests."""
