@@ -16,11 +16,12 @@ pub struct Seen {
 }
 
 /// Runs `engines` threads at once; each sends `requests` requests, one after the other. Each thread calls `engine` for the
-/// function that sends a request. The time counts from when all threads are ready.
+/// function that sends a request. The time counts from when all threads are ready. No engine ends before all are done: an end costs
+/// the node more than a request.
 ///
 /// # Errors
 /// An engine cannot begin, or its request fails.
-pub fn crowd<E: FnMut() -> anyhow::Result<()>>(
+pub fn crowd<E: FnMut() -> anyhow::Result<()> + Send>(
     engines: usize,
     requests: usize,
     engine: impl Fn() -> anyhow::Result<E> + Sync,
@@ -38,7 +39,7 @@ pub fn crowd<E: FnMut() -> anyhow::Result<()>>(
             engine()?;
             latencies.push(now() - asked);
         }
-        anyhow::Ok((latencies, start, now()))
+        anyhow::Ok((latencies, start, now(), engine))
     };
     let all: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..engines).map(|_| scope.spawn(work)).collect();
@@ -46,11 +47,13 @@ pub fn crowd<E: FnMut() -> anyhow::Result<()>>(
     });
     let (mut latencies, mut starts, mut ends) =
         (Vec::with_capacity(engines * requests), Vec::new(), Vec::new());
+    let mut done = Vec::with_capacity(engines);
     for seen in all {
-        let (seen, start, end) = seen.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let (seen, start, end, engine) = seen.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         latencies.extend(seen);
         starts.push(start);
         ends.push(end);
+        done.push(engine);
     }
     latencies.sort_unstable();
     let took = ends
@@ -87,23 +90,26 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
 
     use super::*;
 
     #[test]
-    fn all_engines_are_ready_before_one_asks_and_each_asks_as_often() {
-        let (made, asked) = (Mutex::new(0), Mutex::new(Vec::new()));
+    fn all_engines_are_ready_before_one_asks_and_none_ends_before_each_has_asked_as_often() {
+        let (made, times, open) = (Mutex::new(0), Mutex::new(Vec::new()), Arc::new(()));
+        let (made, asked, open) = (&made, &times, &open);
         let engine = || {
             *made.lock().unwrap() += 1;
-            Ok(|| {
+            let is_open = Arc::clone(open);
+            Ok(move || {
                 assert_eq!(*made.lock().unwrap(), 4);
+                assert_eq!(Arc::strong_count(&is_open), 1 + 4);
                 asked.lock().unwrap().push(std::thread::current().id());
                 Ok(())
             })
         };
         let seen = crowd(4, 25, engine).unwrap();
-        let asked = asked.into_inner().unwrap();
+        let asked = times.into_inner().unwrap();
         assert_eq!((seen.latencies.len(), asked.len()), (100, 100));
         assert!(asked.iter().all(|one| asked.iter().filter(|other| *other == one).count() == 25));
         assert!(seen.latencies.is_sorted() && seen.took >= *seen.latencies.last().unwrap());
