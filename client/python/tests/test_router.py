@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import http.client
 import json
 import os
@@ -13,17 +14,22 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
+import aiohttp
 import pytest
 import standins
 from conftest import until
 from larder_kv.router import serve
 from larder_kv.router.__main__ import main
+from larder_kv.router.engines import Engine as Known
+from larder_kv.router.engines import Fleet, Source
 from larder_kv.router.requests import Asked, WrongRequestError
 from standins import Coordinator, Engine
 
@@ -268,6 +274,64 @@ def test_a_request_leaves_an_engine_that_hangs(made):
     until(lambda: router.metric("engine_up", engine=hanging.url))
 
 
+def test_a_request_at_which_an_engine_is_silent_for_too_long_is_not_computed_again_elsewhere(made):
+    engines = two(made)
+    router = in_front_of(made, *engines, options=("--idle-seconds=0.5",)).knows(*engines)
+    serve_with(standins.wait_for_hang_up, engines)
+    status, why = router.fails({"prompt": [1]})
+    assert status == 504 and "--idle-seconds" in why
+    assert sum(len(engine.asked) for engine in engines) == 1
+    assert sum(router.metric("tries_total", engine=engine.url, outcome="silent") for engine in engines) == 1
+
+
+def test_a_name_that_is_not_found_for_now_breaks_off_no_request():
+    cut = OSError(1, "refused")
+    unnamed = OSError(-2, "Name or service not known")
+    connection = SimpleNamespace(host="engine", port=1, is_ssl=False, ssl=False)
+    errors = {
+        "unnamed": aiohttp.ClientConnectorDNSError(connection, unnamed),
+        "refused": aiohttp.ClientConnectorError(connection, cut),
+    }
+
+    async def states(error: str) -> list[tuple[bool, bool]]:
+        def fails(*_: object, **more: object) -> None:
+            raise errors[error]
+
+        fleet = Fleet([], SimpleNamespace(get=fails), None, tls=None, key_file=None, seconds=1, patience=1)
+        engine = Known("http://engine:1", Source("both", "http://engine:1", "node-0"), is_up=True)
+        fleet.failed(engine, errors[error])
+        seen = [(engine.is_up, engine.gone.is_set())]
+        for _ in range(2):
+            await fleet._check(engine)
+            seen.append((engine.is_up, engine.gone.is_set()))
+        return seen
+
+    assert asyncio.run(states("unnamed")) == [(True, False), (True, False), (False, False)]
+    assert asyncio.run(states("refused")) == [(False, True)] * 3
+
+
+def test_an_error_that_was_packed_between_router_and_engine_comes_whole_and_named(made):
+    packed = gzip.compress(json.dumps({"error": {"message": "busy" * 10_000}}).encode(), 0)
+
+    def busy(handler: standins.Handler, _body: dict) -> None:
+        handler.send_response(503)
+        handler.send_header("content-encoding", "gzip")
+        handler.send_header("content-length", str(len(packed)))
+        handler.end_headers()
+        for start in range(0, len(packed), 10_000):
+            handler.wfile.write(packed[start : start + 10_000])
+            handler.wfile.flush()
+            time.sleep(0.01)
+
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine).knows(engine)
+    engine.serve = busy
+    with pytest.raises(urllib.error.HTTPError) as error:
+        router.open({"prompt": [1]}, accept_encoding="gzip")
+    assert (error.value.code, error.value.headers["content-encoding"]) == (503, "gzip")
+    assert error.value.read() == packed
+
+
 def test_a_router_that_can_open_no_more_files_keeps_its_engines_and_their_requests(made):
     engine = made(Engine, "node-0")
     router = in_front_of(made, engine).knows(engine)
@@ -435,6 +499,21 @@ def test_a_body_that_cannot_be_decoded_is_refused(made):
     router = in_front_of(made, engine)
     assert router.fails(b"no gzip", content_encoding="gzip")[0] == 400
     assert router.metric("requests_total", outcome="refused") == 1 and engine.asked == []
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+def test_a_packed_body_reaches_the_engine_unpacked_and_is_not_called_packed(made, path):
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine).knows(engine)
+    named = []
+
+    def note(handler: standins.Handler, body: dict) -> None:
+        named.append(handler.headers["content-encoding"])
+        standins.answer(handler, body)
+
+    engine.serve = note
+    router.open(gzip.compress(json.dumps({"prompt": [1], "input": "x"}).encode()), path, content_encoding="gzip").close()
+    assert named == [None] and engine.asked[-1]["prompt"] == [1]
 
 
 # Prefill and decode.

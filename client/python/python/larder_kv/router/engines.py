@@ -155,7 +155,7 @@ class Fleet:
 
     def failed(self, engine: Engine, error: BaseException) -> None:
         """Notes an error of a request. An engine to which no connection can be made gets no requests until a check succeeds."""
-        if isinstance(error, aiohttp.ClientConnectorError) and not is_own(error):
+        if cannot_connect(error) and not is_own(error):
             self._set_up(engine, False)
 
     def forget_node(self, engine: Engine) -> None:
@@ -211,6 +211,7 @@ class Fleet:
             await self._check(engine)
 
     async def _check(self, engine: Engine) -> None:
+        is_named = True
         try:
             async with asyncio.timeout(self._patience):
                 async with self._session.get(engine.url + "/health", **self.ssl(engine)) as answer:
@@ -220,10 +221,12 @@ class Fleet:
             if is_own(error):
                 logger.warning("%s is not checked: %s", engine.url, error)
                 return
-            engine.failures = FAILURES if isinstance(error, aiohttp.ClientConnectorError) else engine.failures + 1
+            is_named = not isinstance(error, aiohttp.ClientConnectorDNSError)
+            engine.failures = FAILURES if cannot_connect(error) else engine.failures + 1
         if engine.failures in range(1, FAILURES):
             return
-        self._set_up(engine, engine.failures == 0)
+        # A name that is not found for now says nothing about requests that the engine has.
+        self._set_up(engine, engine.failures == 0, cuts=is_named)
         if engine.is_up and not engine.is_known and time.monotonic() >= engine.learn_at:
             engine.learn_at = time.monotonic() + LEARN_SECONDS
             # An answer of any form must not end the checks.
@@ -290,6 +293,11 @@ class Fleet:
             self._metrics.up.labels(*labels).set(engine.is_up)
             self._metrics.open.labels(engine.url).set(engine.open)
             self._metrics.backlog.labels(engine.url).set(engine.backlog)
+
+
+def cannot_connect(error: BaseException) -> bool:
+    """Whether an error says that nothing listens at an engine's address. A name without an address says less."""
+    return isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientConnectorDNSError)
 
 
 def is_own(error: BaseException) -> bool:

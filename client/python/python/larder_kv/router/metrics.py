@@ -19,7 +19,7 @@ class Metrics:
         )
         self.tries = Counter(
             "larder_router_tries",
-            "Requests sent to an engine, by outcome: ok, busy (429, 502, 503, 504), error (500), unreachable.",
+            "Requests sent to an engine, by outcome: ok, busy (429, 502, 503, 504), error (500), silent, unreachable.",
             ["engine", "outcome"],
             registry=registry,
         )

@@ -22,7 +22,7 @@ OF_ONE_CONNECTION = (
 )
 """Headers that are not forwarded."""
 ERROR_BYTES = 65_536
-"""Length of the kept part of an error's text."""
+"""Limit of an error's text: a longer one is not passed on."""
 
 
 class TryAnotherError(Exception):
@@ -32,6 +32,10 @@ class TryAnotherError(Exception):
         super().__init__(why)
         self.answer = answer
         """The engine's own answer, for the client if no other engine has a better one."""
+
+
+class SilentError(Exception):
+    """An engine that goes on has said nothing for `--idle-seconds`: another engine would take as long for the same answer."""
 
 
 @dataclass
@@ -57,9 +61,13 @@ class Relay:
         self, engine: Engine, method: str, path: str, headers: Mapping[str, str], body: Mapping[str, Any] | None
     ) -> Begun:
         """Sends a request, and waits for the first bytes of its answer. Raises `TryAnotherError` if the engine cannot be reached,
-        goes away before these bytes, or is busy. Cancelling this also cancels the engine's work."""
+        goes away before these bytes, or is busy, and `SilentError` if it took the request and says nothing for too long. Cancelling
+        this also cancels the engine's work."""
         try:
             begun = await self._while_up(engine, self._first_bytes(engine, method, path, headers, body))
+        except aiohttp.SocketTimeoutError as error:
+            self._metrics.tries.labels(engine.url, "silent").inc()
+            raise SilentError(f"{engine.url}: {told(error)}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._metrics.tries.labels(engine.url, "unreachable").inc()
             self._fleet.failed(engine, error)
@@ -77,7 +85,10 @@ class Relay:
         """Lets an engine compute a prompt, and returns the parameters for decode; None if the engine refuses the request itself.
         Raises as `begin`."""
         headers = {name: value for name, value in headers.items() if name.lower() != "accept-encoding"}
-        begun = await self.begin(engine, "POST", path, headers, body)
+        try:
+            begun = await self.begin(engine, "POST", path, headers, body)
+        except SilentError as error:
+            raise TryAnotherError(str(error)) from error
         try:
             text = begun.first + await self._while_up(engine, begun.answer.read())
             params = json.loads(text).get("kv_transfer_params") if begun.answer.status == 200 else None
@@ -162,13 +173,17 @@ def told(error: BaseException) -> str:
 
 
 async def whole(begun: Begun) -> web.Response | None:
-    """Reads a short answer, such as an error's; None if it does not come."""
+    """Reads a short answer, such as an error's; None if it does not come, or is longer than `ERROR_BYTES`."""
+    text = begun.first
     try:
-        text = begun.first + await begun.answer.content.read(ERROR_BYTES)
-    except (aiohttp.ClientError, TimeoutError, OSError):
+        while len(text) <= ERROR_BYTES and (part := await next_part(begun.answer)):
+            text += part
+    except CutError:
         return None
     finally:
         begun.close()
-    kept = ("content-type", "retry-after")
+    if len(text) > ERROR_BYTES:
+        return None
+    kept = ("content-encoding", "content-type", "retry-after")
     headers = {name: begun.answer.headers[name] for name in kept if name in begun.answer.headers}
     return web.Response(status=begun.answer.status, body=text, headers=headers)

@@ -14,7 +14,7 @@ from aiohttp import web
 from larder_kv.router.costs import MOVED, Costing, Costs
 from larder_kv.router.engines import Engine, Fleet
 from larder_kv.router.metrics import Metrics
-from larder_kv.router.relay import OF_ONE_CONNECTION, Begun, Relay, TryAnotherError, told
+from larder_kv.router.relay import OF_ONE_CONNECTION, Begun, Relay, SilentError, TryAnotherError, told
 from larder_kv.router.requests import GENERATING, Asked, WrongRequestError
 
 logger = logging.getLogger("larder.router")
@@ -92,16 +92,21 @@ class Router:
             self._metrics.requests.labels("unanswered").inc()
             logger.warning("%s: no engine answers; the last: %s", request.path, error)
             return error.answer or failure(503, "no engine answers", {"retry-after": "1"})
+        except SilentError as error:
+            self._metrics.requests.labels("unanswered").inc()
+            logger.warning("%s: %s", request.path, error)
+            return failure(504, "the engine says nothing for --idle-seconds")
 
     async def _begin(self, request: web.Request, asked: Asked | None, working: contextlib.ExitStack) -> Begun:
         """The beginning of a request's answer; its engine counts it until `working` ends."""
         headers = {name: value for name, value in request.headers.items() if name.lower() not in OF_ONE_CONNECTION}
+        if asked is not None:
+            # The router has decoded the body.
+            headers = {name: value for name, value in headers.items() if name.lower() != "content-encoding"}
         if asked is None or asked.path not in GENERATING:
             body = asked.body if asked else None
             order = self._fleet.choose(("both", "decode"), {}, 0)
             return await self._first_that_answers(request.method, request.path, headers, body, order, working)
-        # From here on the body is a different one.
-        headers = {name: value for name, value in headers.items() if name.lower() != "content-encoding"}
         costs = await self._costs(asked, headers.get("traceparent"))
         self._metrics.routed.labels("cache" if costs else "load").inc()
         if costs:
