@@ -7,6 +7,7 @@ from dataclasses import replace
 import larder_kv
 import pytest
 from conftest import FakeGpu, spec, standing_still, start_cluster, take_all_memory, until
+from larder_kv.vllm import memory
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.memory import Memory, PoolMemory
 from larder_kv.vllm.node import Node
@@ -78,6 +79,29 @@ def test_what_was_saved_is_loaded_into_other_blocks(rank):
     counts = rank.counts.take()
     assert counts["saved_chunks"] == 2 and counts["saved_bytes"] == 2 * BLOCK_BYTES
     assert counts["loaded_blocks"] == 3 and counts["loaded_bytes"] == 3 * LAYERS * PAGE_BYTES
+
+
+def test_a_load_of_more_blocks_than_one_copy_may_have_comes_in_parts(rank, monkeypatch):
+    for page in range(4):
+        rank.fill(page, 10 * page)
+    rank.save("a", 2)
+    monkeypatch.setattr(memory, "MAX_PAGES", 2)
+    copied = []
+    (pool,) = rank.memory._pools
+
+    class Noting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(pool.pages, name)
+
+        def load(self, lease: larder_kv.Lease, blocks: list[int], **more: object) -> None:
+            copied.append(blocks)
+            pool.pages.load(lease, blocks, **more)
+
+    rank.memory._pools = [PoolMemory(Noting(), pool.groups)]
+    rank.loader.load_soon([Load("b", hashes(2), 1, [9, 8, 7])])
+    until(lambda: rank.loader.take_done() == {"b"})
+    assert [rank.values(page) for page in (9, 8, 7)] == [[10, 11, 12], [20, 21, 22], [30, 31, 32]]
+    assert copied == [[9, 8], [7]]
 
 
 @pytest.mark.parametrize("attempt", [None, 1])

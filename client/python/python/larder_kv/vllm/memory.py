@@ -14,6 +14,10 @@ Mark = Callable[[], None]
 """Waits until a device has done all orders that came before the mark."""
 
 
+MAX_PAGES = 65_536
+"""Limit of the blocks of one copy of GPU memory."""
+
+
 def done() -> None:
     """A mark that is reached already."""
 
@@ -101,7 +105,7 @@ class Memory:
         """Copies a layer of each pool into these blocks, by group. Raises as `load`."""
         for one in self.at_layer(layer):
             run = runs[one.group]
-            one.pages.load(lease, run.blocks, first_page=run.first, layer=layer, block=one.pool)
+            load_run(one.pages, lease, run, layer=layer, block=one.pool)
 
     def layer_bytes_of(self, runs: Sequence[Run], layer: int) -> int:
         """Bytes of a layer of these blocks, by group, over all pools."""
@@ -126,11 +130,10 @@ class Memory:
         for number, pool in enumerate(self._pools):
             if pool.is_uniform:
                 run = runs[pool.groups[0]]
-                pool.pages.load(lease, run.blocks, first_page=run.first, block=number)
+                load_run(pool.pages, lease, run, layer=None, block=number)
                 continue
             for layer, group in enumerate(pool.groups):
-                run = runs[group]
-                pool.pages.load(lease, run.blocks, first_page=run.first, layer=layer, block=number)
+                load_run(pool.pages, lease, runs[group], layer=layer, block=number)
 
     def pools_there(self, blocks: Sequence[Sequence[int]]) -> list[int]:
         """The pools of a chunk that the engine can write, if it has these blocks of each group."""
@@ -146,3 +149,10 @@ class Memory:
                 group = pool.groups[layer or 0]
                 blocks = [block for chunk in written for block in chunk.blocks[group]]
                 pool.pages.save([chunk.staged for chunk in written], blocks, layer=layer, block=number)
+
+
+def load_run(pages: Pages, lease: larder_kv.Lease, run: Run, *, layer: int | None, block: int) -> None:
+    """Copies leased blocks into a run of the engine's blocks."""
+    for start in range(0, len(run.blocks), MAX_PAGES):
+        blocks = run.blocks[start : start + MAX_PAGES]
+        pages.load(lease, blocks, first_page=run.first + start, layer=layer, block=block)
