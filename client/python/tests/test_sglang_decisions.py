@@ -183,4 +183,8 @@ def test_engines_whose_models_branch_has_moved_never_share(monkeypatch, tmp_path
         with pytest.raises(UnsupportedError, match="model_revision"):
             engine.read(config, 16, settings)
         named = dataclasses.replace(settings, model_revision="3")
-        assert "model_path weights" not in engine.read(config, 16, named).details
+        real = engine.read(config, 16, named)
+        assert "model_path weights" not in real.details
+        # Random weights have the names of real ones.
+        engine.server_arguments = lambda: SimpleNamespace(model_path="example/model", revision=None, load_format="dummy")
+        assert engine.read(config, 16, named).namespace(POOL) != real.namespace(POOL)

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -194,6 +195,20 @@ def test_weights_in_folders_of_one_name_are_told_apart(tmp_path):
     assert weights_digest(tmp_path) != before
 
 
+def test_equal_weights_under_other_configurations_are_told_apart(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    seen = {weights_digest(tmp_path)}
+    for name in ("config.json", "params.json", "preprocessor_config.json", "video_preprocessor_config.json"):
+        (tmp_path / name).write_text('{"rope_scaling": null}')
+        seen.add(weights_digest(tmp_path))
+        (tmp_path / name).write_text('{"rope_scaling": 4}')
+        seen.add(weights_digest(tmp_path))
+    assert len(seen) == 9
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert weights_digest(tmp_path) in seen, "these files change no KV"
+
+
 @pytest.mark.parametrize("start", range(1, 1_000, 90))
 def test_weights_that_differ_in_one_matrix_are_told_apart(tmp_path, start):
     """As those of a model of which a few matrices were trained further: their files have the same names and sizes."""
@@ -255,6 +270,94 @@ def test_the_weights_of_a_model_of_the_hub_are_told_apart_by_their_commit(hub):
     for unknown in (None, "v9", "../main"):
         with pytest.raises(UnsupportedError, match="model_revision"):
             weights_of("example/model", unknown)
+
+
+def test_the_commit_is_also_found_where_the_engine_downloads_to(hub, tmp_path):
+    other = Hub(tmp_path / "other")
+    other.download("33cc", main="33cc")
+    assert weights_of("example/model", "main", str(tmp_path / "other")) == "commit 33cc"
+    hub.download("11aa", main="11aa")
+    assert weights_of("example/model", "main", str(tmp_path / "other")) == "commit 33cc"
+    assert weights_of("example/model", "main", str(tmp_path / "nowhere")) == "commit 11aa"
+
+
+class Config:
+    def __init__(self, **fields: object):
+        self._fields = fields
+
+    def to_dict(self) -> dict:
+        return dict(self._fields)
+
+
+def model_of(**changes: object) -> SimpleNamespace:
+    """An object of vLLM's `ModelConfig`, as far as details need it."""
+    text = Config(hidden_size=8, _name_or_path="/a", rope_parameters={"rope_type": "default"})
+    fields = {
+        "model": "example/model",
+        "revision": None,
+        "dtype": "bfloat16",
+        "quantization": None,
+        "max_model_len": 4_096,
+        "hf_text_config": text,
+        "hf_config": Config(text_config=text.to_dict(), transformers_version="5"),
+        "multimodal_config": None,
+    }
+    return SimpleNamespace(**(fields | changes))
+
+
+def long_rope(max_model_len: int) -> dict:
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 4_096}
+    return {"hf_text_config": Config(rope_parameters=rope), "max_model_len": max_model_len}
+
+
+@pytest.fixture
+def details_of(hub):
+    """The details of an engine with such a model."""
+    hub.download("11aa", main="11aa")
+    with absent_packages("vllm"):
+        engine = importlib.import_module("larder_kv.vllm.engine")
+
+        def made(model: SimpleNamespace, load_format: str = "auto", revision: str = "") -> str:
+            load = SimpleNamespace(load_format=load_format, download_dir=None)
+            config = SimpleNamespace(model_config=model, load_config=load)
+            settings = SimpleNamespace(model_revision=revision)
+            return json.dumps(engine.details(config, [], [], settings, None), sort_keys=True)
+
+        yield made
+
+
+def test_whatever_changes_a_models_numbers_changes_its_details(hub, details_of):
+    images = SimpleNamespace(mm_processor_kwargs={"max_pixels": 100}, media_io_kwargs={})
+    fewer = SimpleNamespace(mm_processor_kwargs={"max_pixels": 50}, media_io_kwargs={})
+    seen = [
+        details_of(model_of()),
+        details_of(model_of(quantization="fp8")),
+        details_of(model_of(multimodal_config=images)),
+        details_of(model_of(multimodal_config=fewer)),
+        details_of(model_of(hf_config=Config(vision_config={"depth": 3}))),
+        details_of(model_of(**long_rope(4_096))),
+        details_of(model_of(**long_rope(4_097))),
+        details_of(model_of(), load_format="dummy"),
+        details_of(model_of(), revision="mine"),
+    ]
+    hub.download("22bb", main="22bb")
+    seen.append(details_of(model_of()))
+    assert len(set(seen)) == len(seen)
+    assert details_of(model_of(revision="11aa")) == seen[0]
+    with pytest.raises(UnsupportedError, match="model_revision"):
+        details_of(model_of(model="example/unknown"))
+
+
+def test_where_a_model_comes_from_and_its_longest_prompt_do_not_change_its_details(details_of):
+    moved = Config(hidden_size=8, _name_or_path="/b", _commit_hash="x", rope_parameters={"rope_type": "default"})
+    whole = Config(text_config=moved.to_dict(), transformers_version="6")
+    assert details_of(model_of(hf_text_config=moved, hf_config=whole, max_model_len=9)) == details_of(model_of())
+    assert details_of(model_of(**long_rope(2_000))) == details_of(model_of(**long_rope(4_096)))
+
+
+def test_random_weights_are_never_taken_for_real_ones(details_of):
+    named = [details_of(model_of(), load_format, "mine") for load_format in ("dummy", "auto")]
+    assert named[0] != named[1]
 
 
 def test_the_tier_has_the_weights_of_its_model_in_its_namespace(hub, tmp_path):

@@ -1,6 +1,7 @@
 """The worker half against a real node, with stand-ins for the few names that it imports of vLLM and PyTorch."""
 
 import importlib
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import larder_kv
@@ -9,6 +10,7 @@ from absent import absent_packages
 from conftest import until
 from larder_kv.vllm.memory import PoolMemory, done
 from larder_kv.vllm.plan import Load, Save
+from test_vllm_decisions import facts
 from test_vllm_transfers import LAYERS, Rank, hashes
 
 
@@ -46,6 +48,45 @@ def worker(rank):
     made._loader, made._saver = rank.loader, rank.saver
     yield made
     made.close()
+
+
+@dataclass
+class KnownNode:
+    """A link that notes what it opens."""
+
+    namespace: larder_kv.NamespaceSpec
+    begun: list[larder_kv.NamespaceSpec] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self.begun.append(self.namespace)
+
+    def wait_for_first_try(self, _seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_rank_uses_the_names_that_its_scheduler_read_before_the_model_was_loaded(worker):
+    own = facts(kv_dtype="fp8_ds_mla", details={"quantization": "changed by the model"}).namespace()
+    scheduler = facts(kv_dtype="fp8").namespace()
+    worker._node = node = KnownNode(own)
+    worker.engine.settings.reconnect_seconds = 0
+    plan = SimpleNamespace(actor=None, namespace=scheduler, preempted=[])
+    worker.begin_step(plan)
+    assert node.begun == [], "the scheduler has not reached the node yet"
+    for actor, sessions in ((3, 1), (3, 1), (0, 2)):
+        plan.actor = actor
+        worker.begin_step(plan)
+        assert node.begun == [scheduler] * sessions and worker._actor.number == actor
+
+
+def test_a_rank_keeps_its_own_sizes(worker):
+    own, scheduler = facts(page_bytes=2_000).namespace(), facts().namespace()
+    worker._node = node = KnownNode(own)
+    worker.engine.settings.reconnect_seconds = 0
+    worker.begin_step(SimpleNamespace(actor=0, namespace=scheduler, preempted=[]))
+    assert node.begun == [own]
 
 
 def compute(worker, plan) -> None:

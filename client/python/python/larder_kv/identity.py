@@ -8,6 +8,8 @@ from larder_kv.settings import UnsupportedError
 NAME_BYTES = 256
 WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 """The endings of files with weights."""
+CONFIGURATIONS = ("config.json", "params.json", "*processor_config.json")
+"""The files beside them that change a model's numbers: its architecture, and the processing of images and the like."""
 LEAST_GAPS, SAMPLE_BYTES = 64, 4096
 SAMPLED_BYTES = 4 << 20
 """Bytes of a file for which one sample stands at most: a matrix of this size has a sample, and only small ones may have none."""
@@ -22,14 +24,16 @@ def shortened(text: str) -> str:
     return f"{hashlib.sha256(encoded).hexdigest()} {tail}"
 
 
-def weights_of(model: str, revision: str | None) -> str:
+def weights_of(model: str, revision: str | None, cache: str | None = None) -> str:
     """Tells apart the weights of models of the same name: the digest of the files if the name is a path, otherwise the commit of the
-    snapshot in this host's cache of the Hugging Face Hub. If the engine's revision is not known (None), only a single snapshot
-    tells. Raises `UnsupportedError` if nothing does."""
+    snapshot in this host's cache of the Hugging Face Hub, or in the folder `cache`. If the engine's revision is not known (None), only
+    a single snapshot tells. Raises `UnsupportedError` if nothing does."""
     path = Path(model)
     if path.exists():
         return weights_digest(path)
-    commit = commit_of(hub_cache() / f"models--{model.replace('/', '--')}", revision)
+    caches = [Path(cache)] if cache else []
+    commits = (commit_of(one / f"models--{model.replace('/', '--')}", revision) for one in (*caches, hub_cache()))
+    commit = next(filter(None, commits), None)
     if commit is None:
         raise UnsupportedError(
             f"nothing on this host tells the weights of {model} from others: it is no path, and its revision is not known from the "
@@ -61,12 +65,15 @@ def hub_cache() -> Path:
 
 
 def weights_digest(path: Path) -> str:
-    """Tells apart the weights of models at the same path, a folder or one file: a digest of the names and sizes of the files, and of
-    samples of their contents."""
+    """Tells apart the weights of models at the same path, a folder or one file: a digest of the names and sizes of the files, of
+    samples of their contents, and of the model's configuration."""
     digest = hashlib.sha256()
     files = [path] if path.is_file() else sorted(one for one in path.glob("*") if one.suffix in WEIGHTS)
     if not files:
         raise UnsupportedError(f"{path} has no weights to tell its model from others: set `model_revision`")
+    for one in sorted({one for pattern in CONFIGURATIONS for one in path.glob(pattern)}):
+        contents = one.read_bytes()
+        digest.update(f"{one.name} {len(contents)};".encode() + contents)
     for path in files:
         size = path.stat().st_size
         digest.update(f"{path.name} {size};".encode())

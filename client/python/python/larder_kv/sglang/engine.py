@@ -23,6 +23,8 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
         )
     arguments = server_arguments()
     details = {name: getattr(arguments, name, None) for name in OF_ENGINE}
+    # Random weights have the names of real ones.
+    details["is_dummy"] = getattr(arguments, "load_format", None) == "dummy"
     models = {"model_path": "revision", "speculative_draft_model_path": "speculative_draft_model_revision"}
     for name, revision in models.items():
         # If nothing on this host identifies the weights, `model_revision` must; without it the models are refused.

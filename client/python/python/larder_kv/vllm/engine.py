@@ -1,10 +1,10 @@
 """vLLM's configuration as the connector needs it; unsupported settings are refused by name."""
 
+import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.utils import get_pp_indices
@@ -20,7 +20,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 import larder_kv
-from larder_kv.identity import weights_digest
+from larder_kv.identity import weights_of
 from larder_kv.settings import UnsupportedError
 from larder_kv.vllm.actor import Actor
 from larder_kv.vllm.counts import Counts
@@ -40,7 +40,12 @@ if TYPE_CHECKING:
 
 MAX_POOLS = 8
 """Pools that a namespace may have."""
-ELSEWHERE = ("_name_or_path", "transformers_version")
+ELSEWHERE = ("_commit_hash", "_name_or_path", "transformers_version")
+"""The source of a configuration, and its reader: they do not change the numbers."""
+PROCESSING = (
+    "media_io_kwargs mm_processor_kwargs mm_encoder_attn_dtype mm_encoder_fp8_scale_path video_pruning_rate video_pruning_method"
+).split()
+"""Settings that change the tokens or the numbers of images, videos and sounds. vLLM's hash of a block has none of them."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +131,8 @@ class Engine:
         def connect(device: int | None) -> larder_kv.Session:
             return settings.open_session("larder-kv for vLLM", window_bytes, device)
 
-        spec = self.facts.namespace()
-        return Node(lambda: actor.open(connect), spec, list(slices), settings.reconnect_seconds, counts.add, begins=begins)
+        namespace = self.facts.namespace()
+        return Node(lambda: actor.open(connect), namespace, list(slices), settings.reconnect_seconds, counts.add, begins=begins)
 
 
 @dataclass(frozen=True)
@@ -302,20 +307,54 @@ def details(
 ) -> dict[str, object]:
     """The facts that change KV bytes and have no field in a namespace."""
     model = config.model_config
-    folder = Path(model.model)
-    # The source of the configuration, and its reader, do not change the numbers.
-    known = {key: value for key, value in model.hf_text_config.to_dict().items() if key not in ELSEWHERE}
+    configs = [without_source(one.to_dict()) for one in (model.hf_text_config, model.hf_config)]
+    processing = model.multimodal_config
     found: dict[str, object] = {
-        "commit": getattr(model.hf_config, "_commit_hash", None),
-        "config": known,
+        "config": configs,
         "dtype": str(model.dtype),
         "layers": {pool.name: [layer.name for layer in pool.layers] for pool in pools},
+        "processing": {name: getattr(processing, name, None) for name in PROCESSING} if processing else None,
         "quantization": model.quantization,
+        "rope is long": is_rope_long(model),
         "specs": sorted({str(one.spec) for one in groups}),
-        "weights": settings.model_revision or (weights_digest(folder) if folder.is_dir() else ""),
+        "weights": weights(model, config.load_config, settings.model_revision),
     }
     if speculation is not None and speculation.has_kv:
         draft = config.speculative_config.draft_model_config
-        path = Path(draft.model)
-        found["draft"] = draft_details(draft, weights_digest(path) if path.is_dir() else "")
+        found["draft"] = draft_details(draft, weights(draft, config.load_config, settings.model_revision))
     return found
+
+
+def weights(model: Any, load: Any, model_revision: str) -> str:
+    """Tells apart the weights of models of the same name; `model` and `load` are objects of vLLM's `ModelConfig` and `LoadConfig`.
+    Raises `UnsupportedError` if nothing does."""
+    if load.load_format == "dummy":
+        # The files are not read: the weights are random.
+        return "dummy"
+    return model_revision or weights_of(model.model, model.revision or "main", load.download_dir)
+
+
+def is_rope_long(model: Any) -> object:
+    """Whether a model with LongRoPE turns all its keys by the factors for long prompts, which depends on the engine's longest
+    prompt; None for other models."""
+    config = model.hf_text_config.to_dict()
+    if "longrope" not in json.dumps(config, default=str):
+        return None
+    limits = sorted(set(values_of(config, "original_max_position_embeddings")))
+    return [model.max_model_len > limit for limit in limits] if limits else model.max_model_len
+
+
+def values_of(value: Any, name: str) -> Iterator[int]:
+    """The numbers of this name in a configuration and its parts."""
+    if isinstance(value, Mapping):
+        if isinstance(number := value.get(name), int):
+            yield number
+        for part in value.values():
+            yield from values_of(part, name)
+
+
+def without_source(value: Any) -> Any:
+    """A configuration without the facts of `ELSEWHERE`, also in its parts."""
+    if isinstance(value, Mapping):
+        return {key: without_source(part) for key, part in value.items() if key not in ELSEWHERE}
+    return [without_source(part) for part in value] if isinstance(value, list | tuple) else value

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
+from larder_kv.namespace import NamespaceSpec
 from larder_kv.vllm.plan import Load, Save
 
 
@@ -19,6 +20,8 @@ class StepPlan(KVConnectorMetadata):
     failure."""
     actor: int | None
     """The number of the node's actor that the engine uses; None if the scheduler has not reached the node yet."""
+    namespace: NamespaceSpec
+    """The scheduler's namespace. A rank reads the configuration after its model was loaded, and some models change it."""
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)

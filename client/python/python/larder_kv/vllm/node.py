@@ -27,16 +27,19 @@ class Node(Link[Open]):
     def __init__(
         self,
         open_session: Callable[[], larder_kv.Session],
-        spec: larder_kv.NamespaceSpec,
+        namespace: larder_kv.NamespaceSpec,
         slices: Sequence[int],
         reconnect_seconds: float,
         count: Callable[[str], None] = uncounted,
         *,
         begins: bool = True,
     ) -> None:
+        self.namespace = namespace
+        """The namespace of later sessions."""
+
         def connect() -> Open:
             session = open_session()
-            return Open(session, session.register(spec, slices=slices))
+            return Open(session, session.register(self.namespace, slices=slices))
 
         super().__init__(
             connect, reconnect_seconds, logger, count, begins=begins, is_open=lambda opened: goes_on(opened.session)

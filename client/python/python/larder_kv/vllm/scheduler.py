@@ -193,7 +193,8 @@ class SchedulerHalf:
                 self._prefetcher.drop(name)
                 self._loading.pop(name, None)
         self._is_idle = output.total_num_scheduled_tokens == 0
-        plan = StepPlan(self._step, self._recovered, self._actor.number, self._planned, is_idle=self._is_idle)
+        actor, namespace = self._actor.number, self._node.namespace
+        plan = StepPlan(self._step, self._recovered, actor, namespace, self._planned, is_idle=self._is_idle)
         plan.preempted, plan.finished = preempted, self._finished
         self._planned, self._finished = [], []
         self._patience = IDLE_SECONDS if self._is_idle else BUSY_SECONDS

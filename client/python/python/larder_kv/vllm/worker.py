@@ -8,11 +8,13 @@ import atexit
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from larder_kv import LayerPages
+from larder_kv.namespace import NamespaceSpec
 from larder_kv.vllm.actor import Actor
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.device import Device, device_of
@@ -43,6 +45,8 @@ class WorkerHalf:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.counts = engine, Counts()
         self._actor = Actor(engine.settings.device)
+        # The actor to which the way was opened last.
+        self._used: int | None = None
         self._layers: dict[str, int] = {}
         self._memory_layers = 0
         self._device: Device | None = None
@@ -74,17 +78,15 @@ class WorkerHalf:
         if engine.writes_its_slice():
             engine.settings.check_block("a chunk of this rank", memory.chunk_bytes)
         self._layers, self._memory_layers = {name: number for number, name in enumerate(names)}, memory.layers
-        slices, is_known = [engine.slice_of_rank()], self._actor.number is not None
-        self._node = engine.open_node(slices, engine.settings.window_bytes, self.counts, self._actor, begins=is_known)
-        if is_known:
-            self._node.wait_for_first_try(engine.settings.reconnect_seconds)
+        slices, window_bytes = [engine.slice_of_rank()], engine.settings.window_bytes
+        self._node = engine.open_node(slices, window_bytes, self.counts, self._actor, begins=False)
         self._loader = Loader(self._node, memory, engine.shape, self.counts, engine.settings)
         if engine.writes_its_slice():
             self._saver = Saver(self._node, memory, engine.shape, self.counts, engine.settings.save_queue_chunks)
 
     def begin_step(self, plan: StepPlan) -> None:
         """Opens the way to the node before the step uses it, and stops reading blocks before they are overwritten."""
-        self._use(plan.actor)
+        self._use(plan)
         for request in plan.preempted:
             self._cancel(request)
 
@@ -174,11 +176,19 @@ class WorkerHalf:
             self._node.close()
         self._loader = self._saver = self._node = None
 
-    def _use(self, actor: int | None) -> None:
-        """Opens the way to the engine's actor, at the first step that names it."""
-        if self._node is None or actor is None or actor == self._actor.number:
+    def _use(self, plan: StepPlan) -> None:
+        """Opens the way to the engine's actor, at the first step that names it, under the scheduler's names."""
+        if self._node is None or plan.actor is None or plan.actor == self._used:
             return
-        self._actor.number = actor
+        named = with_names_of(plan.namespace, self._node.namespace)
+        if named != plan.namespace:
+            logger.error(
+                "the scheduler and this rank find different blocks, so this rank's chunks are of no use: %s; %s",
+                plan.namespace,
+                named,
+            )
+        self._actor.number = self._used = plan.actor
+        self._node.namespace = named
         self._node.begin()
         self._node.wait_for_first_try(self.engine.settings.reconnect_seconds)
 
@@ -207,6 +217,11 @@ class WorkerHalf:
             self._leave_unsaved(plan.saves)
             return
         self._saver.save_soon(plan.saves, self._computed)
+
+
+def with_names_of(scheduler: NamespaceSpec, rank: NamespaceSpec) -> NamespaceSpec:
+    """A rank's namespace under the names that the scheduler read from the configuration; the sizes are the rank's own."""
+    return replace(rank, model=scheduler.model, revision=scheduler.revision, kv_dtype=scheduler.kv_dtype)
 
 
 def memory_of(
