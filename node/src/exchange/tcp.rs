@@ -1,6 +1,7 @@
 //! Blocks over TCP: fetches go over TLS connections of their own, one at a time on each.
 //!
-//! Only fetches go this way; all other requests use QUIC. A node that cannot be reached over TCP is asked over QUIC for a while.
+//! Only fetches go this way; all other requests use QUIC. A node that cannot be reached over TCP is asked over QUIC for a while, and
+//! so is a node of whose blocks nothing comes: a path may lose large packets and carry those of a handshake.
 //! A fetch that is given up closes its connection, since the rest of the answer is under way on it.
 
 use std::cell::{Cell, RefCell};
@@ -79,13 +80,15 @@ impl Way for TcpWay<'_> {
     }
 }
 
-/// A dial under way. If its fetch is given up first, the node is asked over QUIC for a while: otherwise fetches with little time
-/// would dial again and again, and none would bring a block.
-struct Dialling<'a> {
+/// A dial under way, or a fetch. If it is given up before anything came of it, the node is asked over QUIC for a while: otherwise
+/// fetches with little time would try again and again, and none would bring a block.
+struct Trying<'a> {
     link: &'a Link,
     common: &'a Common,
     since: Duration,
-    has_connected: bool,
+    /// Bytes of blocks that had come from the node before.
+    had_come: u64,
+    is_over: bool,
 }
 
 impl Link {
@@ -95,9 +98,16 @@ impl Link {
     }
 }
 
-impl Drop for Dialling<'_> {
+impl<'a> Trying<'a> {
+    fn begin(link: &'a Link, common: &'a Common) -> Self {
+        let had_come = link.came.load(Ordering::Relaxed);
+        Self { link, common, since: common.now(), had_come, is_over: false }
+    }
+}
+
+impl Drop for Trying<'_> {
     fn drop(&mut self) {
-        if !self.has_connected {
+        if !self.is_over && self.link.came.load(Ordering::Relaxed) == self.had_come {
             let now = self.common.now();
             let lasted = now.saturating_sub(self.since);
             self.link.avoid(now + (lasted * AVOIDED_FOR_EACH).min(AVOIDED));
@@ -147,8 +157,10 @@ impl OverTcp {
                     None => return false,
                 },
             };
+            let mut trying = Trying::begin(&link, &self.mover.common);
             let asked = self.mover.ask_over_tcp(&mut connection, from, batch, (trace, &link.came)).await;
             if matches!(asked, Err(FetchFailure::Broken)) {
+                trying.is_over = true;
                 if is_new {
                     // As when the node turns this node away after the handshake.
                     tracing::info!(name, %address, "a new connection over TCP broke: the node is asked over QUIC");
@@ -159,7 +171,9 @@ impl OverTcp {
                 link.idle.borrow_mut().clear();
                 continue;
             }
-            if self.mover.receive(asked, from, batch, came).await {
+            let may_go_on = self.mover.receive(asked, from, batch, came).await;
+            trying.is_over = true;
+            if may_go_on {
                 link.idle.borrow_mut().push((connection, self.mover.common.now()));
             }
             return true;
@@ -185,10 +199,10 @@ impl OverTcp {
     async fn dial(&self, name: &str, link: &Link) -> Option<TcpConnection> {
         let address = link.address;
         let common = &self.mover.common;
-        let mut dialling = Dialling { link, common, since: common.now(), has_connected: false };
+        let mut dialling = Trying::begin(link, common);
         match timeout(DIAL_DEADLINE, self.endpoint.connect(address, Role::Node, name)).await {
             Ok(Ok(connection)) => {
-                dialling.has_connected = true;
+                dialling.is_over = true;
                 return Some(connection);
             }
             Ok(Err(ConnectError::Tcp(error))) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
@@ -340,5 +354,5 @@ const MOST_CONNECTIONS_OF_A_NODE: usize = MOST_CONNECTIONS * 9;
 /// How long a node that cannot be reached over TCP is asked over QUIC.
 const AVOIDED: Duration = Duration::from_secs(60);
 
-/// After a dial that was given up, the node is asked over QUIC for this many times as long as the dial lasted.
+/// After a dial or a fetch that was given up with nothing, the node is asked over QUIC for this many times as long as that lasted.
 const AVOIDED_FOR_EACH: u32 = 60;

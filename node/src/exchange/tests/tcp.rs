@@ -116,6 +116,32 @@ fn fetches_that_end_before_a_mute_port_has_failed_soon_come_over_quic() {
 }
 
 #[test]
+fn a_way_on_which_only_small_packets_come_is_soon_left_for_quic() {
+    between_sides([(0, true), (0, false)], async |asker, _, (address, [_, holder])| {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let holder = TcpEndpoint::new(&holder, IDLE_TIMEOUT);
+        let guests = Guests::new(limits_of, 64);
+        // The handshake gets through, and no block.
+        let loses = async {
+            let mut open = Vec::new();
+            loop {
+                let (stream, remote) = listener.accept().await.unwrap();
+                open.push(holder.receive(&guests, stream, remote).await);
+            }
+        };
+        let comes = async {
+            while !is_here(&asker.fetch(3, Duration::from_millis(100)).await) {}
+            assert!(is_here(&asker.fetch(3, LONG).await));
+        };
+        tokio::select! {
+            () = loses => {}
+            came = tokio::time::timeout(LONG, comes) => came.expect("the way is not tried for ever"),
+        }
+        assert_eq!(asker.metrics.tcp_bytes.get(), 0);
+    });
+}
+
+#[test]
 fn a_node_that_turns_this_node_away_after_the_handshake_is_asked_over_quic() {
     between_sides([(0, true), (0, false)], async |asker, _, (address, [_, holder])| {
         let listener = TcpListener::bind(address).await.unwrap();
