@@ -173,16 +173,15 @@ impl Reloads {
         if merged.log != running.log {
             (reloadable.set_log)(merged.log.as_deref())?;
         }
-        if merged.tenants != running.tenants {
-            if let Err(error) = parts.change_tenants(&limits).await {
-                if merged.log != running.log {
-                    // The former filter was valid.
-                    _ = (reloadable.set_log)(running.log.as_deref());
-                }
-                return Err(error);
+        // Also if the tenants are the same: somebody may have removed the file of a socket.
+        if let Err(error) = parts.change_tenants(&limits).await {
+            if merged.log != running.log {
+                // The former filter was valid.
+                _ = (reloadable.set_log)(running.log.as_deref());
             }
-            Self::note_tenants(&self.0.audit, by, &running, &merged);
+            return Err(error);
         }
+        Self::note_tenants(&self.0.audit, by, &running, &merged);
         parts.change(&limits, merged.host.policy != running.host.policy).await;
         *running = merged;
         Ok(reloaded)

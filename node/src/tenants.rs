@@ -171,7 +171,7 @@ impl Doors {
         Ok(())
     }
 
-    /// Binds the sockets of new tenants, and of tenants whose path has changed.
+    /// Binds the sockets of new tenants, of tenants whose path has changed, and of tenants whose socket's file is gone.
     fn bind<'a>(
         &mut self,
         wanted: &BTreeMap<&str, &'a TenantLimits>,
@@ -181,9 +181,20 @@ impl Doors {
         let mut to_bind: Vec<&TenantLimits> = new.collect();
         let mut closed = Vec::new();
         for (number, tenant) in (0..).zip(tenants).filter(|(_, tenant)| tenant.is_served) {
+            let is_there = self
+                .open
+                .get(&number)
+                .and_then(|door| door.listening.as_ref())
+                .is_some_and(Listening::is_there);
             match wanted.get(tenant.name.as_str()) {
-                Some(limits) if limits.socket == tenant.socket => continue,
-                Some(limits) => to_bind.push(limits),
+                Some(limits) if limits.socket == tenant.socket && is_there => continue,
+                Some(limits) => {
+                    if !is_there {
+                        let socket = tenant.socket.display();
+                        tracing::warn!(tenant = tenant.name, %socket, "the file of the tenant's socket was gone: it is made again");
+                    }
+                    to_bind.push(limits);
+                }
                 None => {}
             }
             // Another tenant may want the path.

@@ -98,7 +98,7 @@ pub struct Listener {
 
 /// A socket that accepts connections. Dropping it removes the socket's file.
 pub struct Listening {
-    _file: SocketFile,
+    file: SocketFile,
     task: actix_rt::task::JoinHandle<()>,
 }
 
@@ -129,7 +129,14 @@ impl Listener {
     ) -> Listening {
         let Self { tenant, name, socket, file } = self;
         let host = Host { tenant, name: name.into(), windows, leaves };
-        Listening { _file: file, task: actix_rt::spawn(accept(host, socket, settings)) }
+        Listening { file, task: actix_rt::spawn(accept(host, socket, settings)) }
+    }
+}
+
+impl Listening {
+    /// Whether the socket's file is still there, so that engines find it.
+    pub(crate) fn is_there(&self) -> bool {
+        self.file.is_there()
     }
 }
 

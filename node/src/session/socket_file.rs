@@ -93,6 +93,13 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), BindError>
     Ok((socket, file))
 }
 
+impl SocketFile {
+    /// Whether the file is still there.
+    pub(super) fn is_there(&self) -> bool {
+        file_id(&self.path).is_ok_and(|found| found == self.made)
+    }
+}
+
 impl Drop for SocketFile {
     fn drop(&mut self) {
         match file_id(&self.path) {

@@ -270,6 +270,24 @@ fn a_tenant_whose_socket_cannot_be_made_changes_nothing() {
 }
 
 #[test]
+fn a_socket_whose_file_is_gone_is_made_again_and_its_sessions_go_on() {
+    let cluster = cluster(1, "");
+    let hashes = larder_tests::content::prompt(b'a', 4);
+    let before = Engine::connect(&cluster.socket(0));
+    assert_eq!(before.put(&hashes), 4);
+    fs::remove_file(cluster.socket(0)).unwrap();
+    reload(&cluster);
+    assert_eq!(Engine::connect(&cluster.socket(0)).lookup(&hashes).tokens, before.lookup(&hashes).tokens);
+    // Another process has taken the path.
+    fs::remove_file(cluster.socket(0)).unwrap();
+    let _other = std::os::unix::net::UnixListener::bind(cluster.socket(0)).unwrap();
+    let (status, report, _) = admin(&cluster, &["reload"]);
+    let error = report["nodes"][0]["error"].as_str().unwrap();
+    assert!(status == Some(1) && error.contains("another process serves this socket"), "{error}");
+    assert!(before.lookup(&hashes).tokens > 0);
+}
+
+#[test]
 fn a_refused_exchange_of_sockets_leaves_each_tenant_its_own() {
     let cluster = cluster(1, "");
     let (own, blocked) = (cluster.socket(0).display().to_string(), cluster.dir().join("blocked.sock"));
