@@ -6,7 +6,9 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{IsTerminal as _, Stderr, Write};
 use std::process::ExitCode;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
@@ -53,7 +55,7 @@ impl LogOptions {
         &self,
         default_filter: &str,
         exporter: Option<&Exporter>,
-    ) -> anyhow::Result<WorkerGuard> {
+    ) -> anyhow::Result<LastLines> {
         let from_environment = std::env::var("LARDER_LOG").ok();
         let is_chosen = self.log.is_some() || self.verbose > 0 || from_environment.is_some();
         let filter = env_filter(&self.filter(from_environment, default_filter))?;
@@ -76,7 +78,7 @@ impl LogOptions {
             None => subscriber.try_init(),
         };
         _ = RUNNING.set(Running { filter: handle, is_chosen });
-        Ok(last_lines)
+        Ok(LastLines(Some(last_lines)))
     }
 
     /// Logs the error with which a command ends, and returns its status, if log lines are JSON: then all of standard error is. Gives
@@ -104,7 +106,7 @@ impl LogOptions {
 /// Logs panics as errors from now on, so that a reader of standard error that stands still holds up no thread that panics.
 pub(crate) fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
-        let thread = std::thread::current();
+        let thread = thread::current();
         let backtrace = Backtrace::capture();
         let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
         tracing::error!(
@@ -115,6 +117,25 @@ pub(crate) fn log_panics() {
             panic.to_string().replace('\n', " ")
         );
     }));
+}
+
+/// Writes the last lines when it is dropped, unless nobody reads them.
+#[must_use]
+pub(crate) struct LastLines(Option<WorkerGuard>);
+
+impl Drop for LastLines {
+    fn drop(&mut self) {
+        let guard = self.0.take();
+        let (done, over) = mpsc::channel();
+        // If the lines that wait find no room, the guard prints to standard output, whose reader may stand still too.
+        let dropping = thread::Builder::new().name("larder-log-end".into()).spawn(move || {
+            drop(guard);
+            done.send(())
+        });
+        if dropping.is_ok() {
+            _ = over.recv_timeout(LAST_LINES_WITHIN);
+        }
+    }
 }
 
 /// Standard error, with a note wherever lines were lost.
@@ -142,6 +163,9 @@ impl Write for Lines {
 
 /// The target of panics.
 const PANIC: &str = "panic";
+
+/// How long the end of a process waits for the last lines: longer than the guard waits for a reader.
+const LAST_LINES_WITHIN: Duration = Duration::from_secs(2);
 
 /// Lines that wait to be written.
 const WAITING_LINES: usize = 8_192;

@@ -4,6 +4,9 @@ use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, presets};
@@ -57,6 +60,17 @@ pub(crate) fn grouped(number: u64) -> String {
         text.push(digit);
     }
     text
+}
+
+/// As [`print_json`], for servers: a reader of standard output that stands still holds the server up for a moment only.
+pub(crate) fn print_json_aside(value: &impl Serialize) -> io::Result<()> {
+    let text = Arc::new(serde_json::to_string(value)?);
+    let (done, printed) = mpsc::sync_channel(1);
+    let of_thread = Arc::clone(&text);
+    match thread::Builder::new().name("larder-stdout".into()).spawn(move || done.send(print(&of_thread))) {
+        Ok(_) => printed.recv_timeout(READER_PATIENCE).unwrap_or_else(|_| Err(ErrorKind::TimedOut.into())),
+        Err(_) => print(&text),
+    }
 }
 
 /// Prints one JSON value on one line.
@@ -116,6 +130,9 @@ pub(crate) fn duration(seconds: f64) -> String {
 pub(crate) fn counted(number: usize, noun: &str) -> String {
     format!("{} {noun}{}", count(number as u64), if number == 1 { "" } else { "s" })
 }
+
+/// How long a server waits for the reader of its standard output.
+const READER_PATIENCE: Duration = Duration::from_secs(1);
 
 fn closed_pipe_is_fine(result: io::Result<()>) -> io::Result<()> {
     result.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })

@@ -6,6 +6,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
+use larder_client::{Session, SessionOptions};
 use larder_net::quic::{CredentialFiles, Credentials};
 use larder_protocol::identity::Identity;
 use rustix::process::{Pid, Signal, kill_process};
@@ -303,6 +304,7 @@ fn certificates_that_make_no_sense_are_refused_with_what_would() {
         (&["node", "a", "--tenant", "red"], "only engines have"),
         (&["node", "../a"], "A-Z a-z 0-9 . _ -"),
         (&["node", "."], "begin it with a letter or a digit"),
+        (&["node", &"n".repeat(201)], "files are named after it: 200 at most"),
         (&["node", "ca"], "the authority's"),
         (&["node", "a", "--days", "0"], "1..=36500"),
     ] {
@@ -543,6 +545,35 @@ fn a_reader_of_errors_that_has_gone_changes_no_status() {
         let ended = command.args(args).env_remove("LARDER_LOG").stderr(writer).status().unwrap();
         assert_eq!(ended.code(), Some(status), "{args:?}");
     }
+}
+
+#[test]
+fn a_node_whose_outputs_nobody_reads_serves_and_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("default.sock");
+    let config = format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"4MiB\"\nextent_bytes = \"2MiB\"\n\
+         [[tenants]]\nname = \"default\"\nsocket = {socket:?}\n"
+    );
+    std::fs::write(dir.path().join("node.toml"), config).unwrap();
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    let bytes = rustix::pipe::fcntl_setpipe_size(&writer, 4_096).unwrap();
+    std::io::Write::write_all(&mut writer, &vec![b' '; bytes]).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    command.args(["-vvv", "node", "--config"]).arg(dir.path().join("node.toml"));
+    let mut child = command.stdout(writer.try_clone().unwrap()).stderr(writer).spawn().unwrap();
+    let opens = || Session::connect(&socket, SessionOptions::default()).wait().is_ok();
+    assert!((0..400).any(|_| opens() || wait_a_moment()), "engines are served");
+    send(&child, Signal::TERM);
+    let ends = (0..400).any(|_| child.try_wait().unwrap().is_some() || wait_a_moment());
+    assert!(ends || child.kill().is_err(), "the node ends");
+    assert!(child.wait().unwrap().success());
+}
+
+/// Waits before another try; false.
+fn wait_a_moment() -> bool {
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    false
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub(crate) struct DrainedLine {
 impl DrainedLine {
     /// Prints the line, so that the process that started this node does not start it again.
     pub(crate) fn print(self) {
-        if let Err(error) = output::print_json(&self) {
+        if let Err(error) = output::print_json_aside(&self) {
             tracing::warn!(%error, "cannot print that the node has drained");
         }
     }
@@ -52,7 +52,7 @@ impl DrainedLine {
 impl ReadyLine {
     /// Prints the line for the process that started this server.
     pub(crate) fn print(&self) {
-        if let Err(error) = output::print_json(self) {
+        if let Err(error) = output::print_json_aside(self) {
             tracing::warn!(%error, "cannot print that the server is ready");
         }
     }
