@@ -166,6 +166,13 @@ impl Issue {
         let identity = read_back.context(Usage(
             "a name and a tenant have 1 to 256 characters out of A-Z a-z 0-9 . _ -".to_owned(),
         ))?;
+        if self.name.len() > MAX_FILE_NAME {
+            let text = format!(
+                "the name has {} characters, and files are named after it: {MAX_FILE_NAME} at most",
+                self.name.len()
+            );
+            return Err(Usage(text).into());
+        }
         if self.name.starts_with(['.', '-']) {
             let text = format!("the name {} cannot name files: begin it with a letter or a digit", self.name);
             return Err(Usage(text).into());
@@ -244,6 +251,9 @@ fn days() -> clap::builder::RangedI64ValueParser<u32> {
 
 /// Name of the authority's own files.
 const AUTHORITY: &str = "ca";
+
+/// Characters of a name that leave room for the endings of its files: `.key.new.unfinished` is the longest.
+const MAX_FILE_NAME: usize = 200;
 
 /// A hundred years: far below the limit of dates.
 const MAX_DAYS: i64 = 36_500;
