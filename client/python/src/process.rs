@@ -1,6 +1,8 @@
 //! Values that belong to one process: a forked child may neither use nor give back its parent's values.
 
+use std::io;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 use std::sync::{Mutex, PoisonError};
 
@@ -58,7 +60,11 @@ pub(crate) fn runtime() -> PyResult<Handle> {
             // One thread moves small messages; bytes are copied by the callers' own threads.
             let mut builder = Builder::new_multi_thread();
             let builder = builder.worker_threads(1).thread_name("larder-kv").enable_all();
-            let runtime = builder.build().map_err(|error| PyOSError::new_err(error.to_string()))?;
+            // Where the system gives no thread, the library panics.
+            let built = catch_unwind(AssertUnwindSafe(|| builder.build()));
+            let runtime =
+                built.unwrap_or_else(|_| Err(io::Error::other("the system gives this process no thread")));
+            let runtime = runtime.map_err(|error| PyOSError::new_err(error.to_string()))?;
             let handle = runtime.handle().clone();
             // A parent's runtime has no threads in this process and can only be forgotten.
             mem::forget(current.replace((process::id(), runtime)));

@@ -77,8 +77,8 @@ pub enum ConfigError {
     /// The arena does not fit into the memory of the machine or the node's control group. Huge pages count only if the node gets
     /// them.
     #[error(
-        "[host] arena_bytes is {}, {within} has {}: set it to {} or less, to leave a tenth for write windows and the rest, and 96 MiB at least",
-        exact(*arena_bytes), exact(*memory_bytes), exact(*most_bytes)
+        "[host] arena_bytes is {}, {within} has {}: {}",
+        exact(*arena_bytes), exact(*memory_bytes), arena_hint(*most_bytes)
     )]
     ArenaTooLarge {
         /// Bytes of all arenas.
@@ -281,6 +281,15 @@ fn shown(name: &str) -> String {
     let start: String = name.chars().take(SHOWN_CHARACTERS).collect();
     let more = if start.len() < name.len() { format!("... ({} bytes)", name.len()) } else { String::new() };
     format!("{start:?}{more}")
+}
+
+/// What to do if an arena should have at most so many bytes.
+fn arena_hint(most_bytes: u64) -> String {
+    if most_bytes == 0 {
+        return "a node needs 96 MiB beside its arena: give it more memory".into();
+    }
+    let most = exact(most_bytes);
+    format!("set it to {most} or less, to leave a tenth for write windows and the rest, and 96 MiB at least")
 }
 
 fn needed(extent_bytes: u64, actors: u64) -> u64 {
