@@ -28,5 +28,5 @@ pub use config::{
 pub use http::{LostStatus, NodeHeld, NodeStatus, PrefixAnswer, PrefixHeld, Status};
 pub use metrics::COORDINATOR;
 pub use published::Published;
-pub use server::{Ready, STOP_WITHIN, ServeError, run, run_elected, run_from};
+pub use server::{Ready, STOP_WITHIN, ServeError, check_build, check_files, run, run_elected, run_from};
 pub use tokenizer::{Tokenizer, TokenizerError};

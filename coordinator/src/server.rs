@@ -1,5 +1,6 @@
 //! Starts the coordinator and stops it.
 
+mod checks;
 mod console;
 
 use std::cell::RefCell;
@@ -18,10 +19,12 @@ use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
 use larder_net::reload::ReloadTimes;
-use larder_protocol::identity::{Identity, Role};
+use larder_protocol::identity::Identity;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
+use self::checks::credentials;
+pub use self::checks::{check_build, check_files};
 use crate::config::{Backend, Config};
 use crate::elect::{Elect, Part, Rival, follow_leader, followed, look_out};
 use crate::election::{Candidate, Election};
@@ -90,6 +93,11 @@ pub enum ServeError {
         /// The system's error; `None` if the file is empty.
         source: Option<std::io::Error>,
     },
+    /// The certificate of the console's admin cannot be used.
+    #[error(
+        "cannot use the certificate of the console's admin ([http] console_admin_certificate, console_admin_key)"
+    )]
+    ConsoleCredentials(#[source] CredentialsError),
     /// The certificate of the console's admin is not an admin's.
     #[error("[http] console_admin_certificate must be an admin's: `larder ca issue admin NAME` makes one")]
     ConsoleAdmin,
@@ -161,6 +169,7 @@ impl ServeError {
             Self::Credentials(_)
                 | Self::NotACoordinator { .. }
                 | Self::Token { .. }
+                | Self::ConsoleCredentials(_)
                 | Self::ConsoleAdmin
                 | Self::NoTokenizers
                 | Self::Audit { .. }
@@ -199,6 +208,7 @@ pub async fn run_from(
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
+    check_build(&config)?;
     let file = file.map(|(path, in_file)| (ReloadTimes::begin(&path), in_file));
     match config.election.backend {
         Backend::Embedded => serve(config, file, None::<Memory>, on_ready, stop).await,
@@ -401,15 +411,6 @@ fn renew_certificate(endpoint: &Endpoint, config: &Config, credentials: Credenti
     let renewed = endpoint.clone();
     let renew = move |new: &Credentials| renewed.renew(new);
     actix_rt::spawn(renew_when_changed(files, credentials, RENEWAL_CHECK, renew, expires));
-}
-
-fn credentials(config: &Config) -> Result<Credentials, ServeError> {
-    let credentials = Credentials::load(&config.peer.credentials())?;
-    let found = credentials.identity();
-    if found.role != Role::Coordinator {
-        return Err(ServeError::NotACoordinator { found: found.clone() });
-    }
-    Ok(credentials)
 }
 
 /// The address of HTTP, before it is served.

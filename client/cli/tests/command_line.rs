@@ -509,6 +509,54 @@ fn config_check_warns_of_certificates_that_cannot_be_used_here() {
 }
 
 #[test]
+fn config_check_warns_of_files_that_are_missing_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, no_folder) = (dir.path().join("x.toml"), dir.path().join("tier"));
+    std::fs::write(&no_folder, "").unwrap();
+    let disk = format!("[disk]\nfolder = {no_folder:?}\ncapacity_bytes = \"1GiB\"\n");
+    let node = format!("[host]\narena_bytes = \"16MiB\"\n{disk}");
+    let coordinator = "[peer]\nca = \"/nowhere/ca.pem\"\n[http]\nconsole_token_file = \"/nowhere/token\"\n";
+    let admin = "console_admin_token_file = \"/nowhere/token\"\nconsole_admin_key = \"/nowhere/admin.key\"\nconsole_admin_certificate = \"/nowhere/admin.pem\"\n";
+    for (text, parts) in [
+        (node, &["tier is no folder, and the node would serve without its disk tier"][..]),
+        (
+            coordinator.to_owned() + admin,
+            &["/nowhere/ca.pem", "token in /nowhere/token", "certificate of the console's admin"],
+        ),
+    ] {
+        std::fs::write(&file, &text).unwrap();
+        let checked = larder(&["config", "check", file.to_str().unwrap()]);
+        assert_eq!(checked.status.code(), Some(0), "{}", String::from_utf8_lossy(&checked.stderr));
+        let said = String::from_utf8(checked.stdout).unwrap();
+        for part in parts {
+            assert!(said.contains(part), "{part} in {said}");
+        }
+    }
+}
+
+#[test]
+fn config_check_refuses_what_the_program_was_built_without() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("coordinator.toml");
+    let etcd = "backend = \"etcd\"\nendpoints = [\"http://127.0.0.1:1\"]\n".to_owned();
+    for (is_built, text, feature) in [
+        (cfg!(feature = "etcd"), format!("[election]\n{etcd}"), "etcd"),
+        (cfg!(feature = "kubernetes"), "[election]\nbackend = \"kubernetes\"\n".to_owned(), "kubernetes"),
+        (
+            cfg!(feature = "tokenizers"),
+            "[state]\n[http]\nconsole_tokenizers = \"/nowhere\"\n".to_owned(),
+            "tokenizers",
+        ),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let checked = larder(&["config", "check", file.to_str().unwrap()]);
+        let said = String::from_utf8(checked.stderr).unwrap();
+        assert_eq!(checked.status.code(), Some(if is_built { 0 } else { 2 }), "{said}");
+        assert!(is_built || said.contains(&format!("--features {feature}")), "{said}");
+    }
+}
+
+#[test]
 fn the_configuration_that_a_server_prints_is_one_that_it_takes() {
     let dir = tempfile::tempdir().unwrap();
     for role in ["node", "coordinator"] {

@@ -154,10 +154,7 @@ impl Kubernetes {
     /// Safe.
     pub async fn new(kubeconfig: Option<&Path>, name: String) -> Result<Self, KubernetesError> {
         let mut config = match kubeconfig {
-            Some(path) => from_file(path).await.map_err(|source| KubernetesError::Kubeconfig {
-                path: path.to_owned(),
-                source: Box::new(source),
-            })?,
+            Some(path) => from_file(path).await.map_err(unusable(path))?,
             None => Config::infer().await.map_err(|source| KubernetesError::NoConfig(Box::new(source)))?,
         };
         config.connect_timeout = Some(CONNECT_DEADLINE);
@@ -268,6 +265,18 @@ enum Reply {
     Lease(Box<Lease>),
     Missing,
     Conflict,
+}
+
+/// Checks that a kubeconfig can be read.
+///
+/// # Errors
+/// [`KubernetesError::Kubeconfig`]
+pub(crate) fn check_file(path: &Path) -> Result<(), KubernetesError> {
+    Kubeconfig::read_from(path).map(drop).map_err(unusable(path))
+}
+
+fn unusable(path: &Path) -> impl FnOnce(KubeconfigError) -> KubernetesError {
+    |source| KubernetesError::Kubeconfig { path: path.to_owned(), source: Box::new(source) }
 }
 
 async fn from_file(path: &Path) -> Result<Config, KubeconfigError> {

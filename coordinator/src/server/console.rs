@@ -18,26 +18,41 @@ use crate::nodes::Nodes;
 
 /// The console's tokens, and the admin that changes nodes, if there is one.
 pub(crate) fn open(config: &Config, audit: &Audit) -> Result<(Tokens, Option<gather::Admin>), ServeError> {
-    let http = &config.http;
-    let tokens = Tokens {
-        read: token(http.console_token_file.as_deref())?,
-        admin: token(http.console_admin_token_file.as_deref())?,
-    };
-    let files = http.console_admin_certificate.clone().zip(http.console_admin_key.clone());
-    let Some((certificate, key)) = files else { return Ok((tokens, None)) };
-    let files = CredentialFiles { ca: config.peer.ca.clone(), certificate, key };
+    let tokens = tokens(config)?;
+    let Some(files) = admin_files(config) else { return Ok((tokens, None)) };
     let any = SocketAddr::new(config.peer.listen.ip(), 0);
     let (name, endpoint) = become_admin(files, any, RENEWAL_CHECK)?;
     Ok((tokens, Some(gather::Admin { name, nodes: Nodes::new(endpoint), audit: audit.clone() })))
 }
 
-/// The tokenizers of models, if the program has the feature.
-pub(crate) fn tokenizers(config: &Config) -> Result<Tokenizers, ServeError> {
-    let folder = config.http.console_tokenizers.clone();
-    if folder.is_some() && !cfg!(feature = "tokenizers") {
-        return Err(ServeError::NoTokenizers);
+/// The tokens for reading and for changing.
+pub(super) fn tokens(config: &Config) -> Result<Tokens, ServeError> {
+    let http = &config.http;
+    Ok(Tokens {
+        read: token(http.console_token_file.as_deref())?,
+        admin: token(http.console_admin_token_file.as_deref())?,
+    })
+}
+
+/// The files of the admin's certificate, if the console has an admin.
+pub(super) fn admin_files(config: &Config) -> Option<CredentialFiles> {
+    let http = &config.http;
+    let (certificate, key) = http.console_admin_certificate.clone().zip(http.console_admin_key.clone())?;
+    Some(CredentialFiles { ca: config.peer.ca.clone(), certificate, key })
+}
+
+/// The admin's certificate.
+pub(super) fn load_admin(files: &CredentialFiles) -> Result<Credentials, ServeError> {
+    let credentials = Credentials::load(files).map_err(ServeError::ConsoleCredentials)?;
+    if credentials.identity().role != Role::Admin {
+        return Err(ServeError::ConsoleAdmin);
     }
-    Tokenizers::start(folder).map_err(ServeError::Tokenizers)
+    Ok(credentials)
+}
+
+/// The tokenizers of models.
+pub(crate) fn tokenizers(config: &Config) -> Result<Tokenizers, ServeError> {
+    Tokenizers::start(config.http.console_tokenizers.clone()).map_err(ServeError::Tokenizers)
 }
 
 /// The admin's name and endpoint. The admin's files are checked at this interval, and used when they change.
@@ -46,10 +61,7 @@ fn become_admin(
     listen: SocketAddr,
     every: Duration,
 ) -> Result<(String, Endpoint), ServeError> {
-    let credentials = Credentials::load(&files)?;
-    if credentials.identity().role != Role::Admin {
-        return Err(ServeError::ConsoleAdmin);
-    }
+    let credentials = load_admin(&files)?;
     let endpoint = Endpoint::bind(listen, &credentials, &TransportSettings::default())?;
     let name = credentials.identity().name.clone();
     let renewed = endpoint.clone();

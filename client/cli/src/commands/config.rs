@@ -5,18 +5,18 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
-use larder_coordinator::{Config as CoordinatorConfig, ServeError};
+use larder_coordinator::{Config as CoordinatorConfig, check_build, check_files};
 use larder_net::config_file;
 use larder_net::quic::{CredentialFiles, Credentials};
 use larder_node::host::HostFacts;
 use larder_node::limits::Limits;
 use larder_node::session::{NotASocket, check_socket_path};
 use larder_node::{ClusterError, Config};
-use larder_protocol::identity::{Identity, Role as IdentityRole};
+use larder_protocol::identity::Role as IdentityRole;
 use serde_json::json;
 
 use crate::config_report::ConfigReport;
-use crate::failure::Usage;
+use crate::failure::{self, Usage};
 use crate::logging::check_filter;
 use crate::output;
 
@@ -38,9 +38,9 @@ enum Command {
 
 /// Show the values of a node's or coordinator's configuration on this machine
 ///
-/// The command starts nothing. It warns if this machine cannot use the certificates that the configuration names; `larder doctor
-/// --config FILE` also checks the other files. The command refuses a tenant's socket if another kind of file has the socket's
-/// path.
+/// The command starts nothing. It warns if this machine cannot use the certificates and other files that the configuration
+/// names; `larder doctor --config FILE` checks more of a node's machine. The command refuses a tenant's socket if another kind of
+/// file has the socket's path, and an election backend or tokenizers that this program was built without.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -95,15 +95,18 @@ impl Check {
                 let name = &limits.name;
                 report
                     .warnings
-                    .extend(limits.cluster.and_then(|cluster| unusable(&cluster.credentials, Some(name))));
+                    .extend(limits.cluster.and_then(|cluster| unusable(&cluster.credentials, name)));
+                let tiers = limits.actors.iter().filter_map(|actor| actor.disk.as_ref());
+                report.warnings.extend(tiers.filter_map(|disk| no_tier(&disk.options.folder)).next());
                 report
             }
             Role::Coordinator => {
                 let config = CoordinatorConfig::read(&self.file).with_context(wrong)?;
+                check_build(&config).with_context(wrong)?;
                 let mut report = ConfigReport::of_coordinator(&config);
                 report.warnings.extend(config.audit.as_ref().and_then(|audit| no_folder(&audit.path)));
                 report.warnings.extend(no_folder(&config.state.path));
-                report.warnings.extend(unusable(&config.peer.credentials(), None));
+                report.warnings.extend(check_files(&config).into_iter().map(would_not_start));
                 report
             }
         };
@@ -134,28 +137,31 @@ pub(crate) fn check_sockets(limits: &Limits) -> Result<(), NotASocket> {
     limits.tenants.iter().try_for_each(|tenant| check_socket_path(&tenant.socket))
 }
 
-/// A warning if these certificates cannot be used on this machine by the node `node`, or by a coordinator if that is `None`. This
-/// is no error: the file may be meant for another machine.
-fn unusable(files: &CredentialFiles, node: Option<&str>) -> Option<String> {
-    let trouble = match Credentials::load(files) {
-        Ok(credentials) => of_another(credentials.identity(), node)?,
-        Err(error) => format!("{:#}", anyhow::Error::from(error)),
-    };
-    Some(format!("on this machine the server would not start: {trouble}"))
+/// A warning if these certificates cannot be used on this machine by the node `node`.
+fn unusable(files: &CredentialFiles, node: &str) -> Option<String> {
+    match Credentials::load(files) {
+        Ok(credentials) => {
+            let found = credentials.identity().clone();
+            let is_its = found.role == IdentityRole::Node && found.name == node;
+            (!is_its).then(|| would_not_start(ClusterError::SomebodyElse { found, name: node.to_owned() }))
+        }
+        Err(error) => Some(would_not_start(error)),
+    }
 }
 
-/// The server's error if its certificate belongs to another process.
-fn of_another(found: &Identity, node: Option<&str>) -> Option<String> {
-    let found = found.clone();
-    match node {
-        Some(name) if found.role != IdentityRole::Node || found.name != name => {
-            Some(ClusterError::SomebodyElse { found, name: name.to_owned() }.to_string())
-        }
-        None if found.role != IdentityRole::Coordinator => {
-            Some(ServeError::NotACoordinator { found }.to_string())
-        }
-        _ => None,
-    }
+/// A warning of a fault of this machine. This is no error: the file may be meant for another machine.
+fn would_not_start(fault: impl Into<anyhow::Error>) -> String {
+    format!("on this machine the server would not start: {}", failure::text(&fault.into()))
+}
+
+/// A warning if the folder of a disk tier cannot be made on this machine. The node makes missing folders.
+fn no_tier(folder: &Path) -> Option<String> {
+    let there = folder.ancestors().find(|there| there.exists()).filter(|there| !there.is_dir())?;
+    Some(format!(
+        "{} is no folder, and the node would serve without its disk tier in {}",
+        there.display(),
+        folder.display()
+    ))
 }
 
 /// A warning if this machine lacks the folder of a file that the server writes.
