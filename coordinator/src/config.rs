@@ -75,8 +75,8 @@ pub struct HttpConfig {
     /// The file with the token for reading the console from other hosts, and nothing else in it. Without it, only this host reads
     /// the console.
     pub console_token_file: Option<PathBuf>,
-    /// The file with the token that lets the console change policies, drain nodes, pin and purge. Without it, the console changes
-    /// nothing.
+    /// The file with the token that lets the console change policies, drain and forget nodes, pin and purge. Without it, the
+    /// console changes nothing.
     pub console_admin_token_file: Option<PathBuf>,
     /// The admin's certificate chain (PEM) for these changes: `larder ca issue admin NAME` makes one.
     pub console_admin_certificate: Option<PathBuf>,
