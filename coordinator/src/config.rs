@@ -35,6 +35,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use larder_net::addresses::address;
 use larder_net::config_file;
 use larder_net::line_file::RecordConfig;
 use larder_net::quic::CredentialFiles;
@@ -71,6 +72,7 @@ pub struct Config {
 #[serde(default, deny_unknown_fields)]
 pub struct HttpConfig {
     /// Address and port; port 0 takes a free one.
+    #[serde(deserialize_with = "address")]
     pub listen: SocketAddr,
     /// The file with the token for reading the console from other hosts, and nothing else in it. Without it, only this host reads
     /// the console.
@@ -92,6 +94,7 @@ pub struct HttpConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct PeerConfig {
     /// Address and UDP port; port 0 takes a free one.
+    #[serde(deserialize_with = "address")]
     pub listen: SocketAddr,
     /// Certificates of the authorities that are trusted (PEM).
     pub ca: PathBuf,
@@ -611,6 +614,12 @@ mod tests {
         assert!(error.to_string().contains("`collector:4317`"), "{error}");
         let error = read("[tracing]\nsample_ratio = 1.5").unwrap_err();
         assert!(error.to_string().contains("is 1.5"), "{error}");
+    }
+
+    #[test]
+    fn an_address_with_a_host_name_is_refused_with_an_example() {
+        let error = read("[peer]\nlisten = \"localhost:7601\"").unwrap_err().source().unwrap().to_string();
+        assert!(error.contains("line 2") && error.contains("such as \"127.0.0.1:9440\""), "{error}");
     }
 
     #[test]

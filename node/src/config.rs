@@ -13,6 +13,7 @@ use bytesize::ByteSize;
 use larder_core::placement::PlacementRule;
 use larder_core::store::WritePolicy;
 use larder_core::store::policy::PolicyName;
+use larder_net::addresses::address;
 use larder_net::config_file;
 pub use larder_net::line_file::RecordConfig;
 use larder_net::quic::CredentialFiles;
@@ -74,6 +75,7 @@ pub struct Config {
 pub struct HttpConfig {
     /// The address to listen on. Default: all addresses for a member of a cluster, since operators and other hosts ask it;
     /// loopback otherwise.
+    #[serde(deserialize_with = "address")]
     pub listen: Option<SocketAddr>,
 }
 
@@ -82,6 +84,7 @@ pub struct HttpConfig {
 #[serde(deny_unknown_fields)]
 pub struct KvEventsConfig {
     /// The address for subscribers (ZeroMQ over TCP), without authentication.
+    #[serde(deserialize_with = "address")]
     pub listen: SocketAddr,
     /// The topic; `{node}`, `{tenant}` and `{model}` are replaced.
     #[serde(default = "default_topic")]
@@ -94,7 +97,7 @@ pub struct KvEventsConfig {
     pub tokens: EventTokens,
     /// The address, without authentication, where subscribers ask for missed messages or for all held chunks. Without it, nobody
     /// can ask.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "address")]
     pub replay_listen: Option<SocketAddr>,
     /// Number of messages that are kept for these subscribers.
     #[serde(default = "default_replay_messages")]
@@ -250,9 +253,10 @@ pub struct ClusterConfig {
     /// addresses.
     pub coordinator: String,
     /// The address for peers (UDP).
-    #[serde(default = "default_peer_listen")]
+    #[serde(default = "default_peer_listen", deserialize_with = "address")]
     pub listen: SocketAddr,
     /// The node's address as peers see it; by default, the address that the coordinator sees.
+    #[serde(default, deserialize_with = "address")]
     pub advertise: Option<SocketAddr>,
     /// The node's place, such as a rack or an availability zone: lists and the console show nodes by it.
     pub zone: Option<String>,

@@ -6,9 +6,10 @@
 //! - [`http`]: health, metrics and status, over connections that are cheap each.
 //! - [`config_file`]: reads configuration files; [`reload`]: changes of a configuration file while a server runs.
 //! - [`audit`], [`line_file`]: logs of what happened, a line of JSON each; [`warnings`]: how often a warning is repeated.
-//! - [`sizes`]: sizes in configuration files; [`blocking`]: work that takes its time.
+//! - [`sizes`], [`addresses`]: values in configuration files; [`blocking`]: work that takes its time.
 //! - [`metrics`]: one table, from which a server's metrics are made; [`trace`]: spans and their export.
 
+pub mod addresses;
 pub mod audit;
 pub mod blocking;
 pub mod config_file;

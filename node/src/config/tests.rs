@@ -153,7 +153,12 @@ fn an_error_names_the_line_the_key_and_the_nearest_known_one() {
             "\"1GB\" (10^9)",
         ),
         ("[host]\narena_bytes = true", "line 2: invalid type: boolean `true`, expected a size: ", ""),
-        ("[http]\nlisten = \"nowhere\"", "line 2: ", "socket address"),
+        (
+            "[http]\nlisten = \"localhost:9440\"",
+            "line 2: invalid value: string \"localhost:9440\", expected an IP address and a port, ",
+            "\"127.0.0.1:9440\"",
+        ),
+        ("[cluster]\nadvertise = 9441", "line 2: invalid type: integer `9441`, ", "an IP address and a port"),
         ("[[gpus]]\npci = \"65:00\"", "line 2: ", "0000:65:00.0"),
         ("[session]\nmax_sessions = -1", "line 2: ", "-1"),
         ("[host]\nrecompute_doubles_at = 0", "line 2: ", "nonzero"),
