@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use actix_web::web::{Data, ServiceConfig, get, post};
-use actix_web::{HttpResponse, error};
+use actix_web::{HttpRequest, HttpResponse, error};
 use larder_net::audit::Audit;
 use larder_net::http::in_pieces;
 use larder_net::trace::Sampler;
@@ -186,7 +186,10 @@ async fn metrics(state: Data<HttpState>) -> actix_web::Result<HttpResponse> {
     Ok(in_pieces(prometheus::TEXT_FORMAT, text))
 }
 
-async fn status(state: Data<HttpState>) -> actix_web::Result<HttpResponse> {
+async fn status(state: Data<HttpState>, request: HttpRequest) -> actix_web::Result<HttpResponse> {
+    if let Some(refused) = console::refuse_arguments(&request) {
+        return Ok(refused);
+    }
     let now = state.uptime.now();
     let membership = state.membership.lock();
     let leads = membership.leads(now);

@@ -108,6 +108,32 @@ fn a_servers_reason_for_a_refusal_reaches_the_user() {
 }
 
 #[test]
+fn arguments_that_a_path_does_not_take_are_refused() {
+    let played = played();
+    let node = played.ready["nodes"][0]["http"].as_str().unwrap();
+    let coordinator = played.coordinator();
+    let ask = |server: &str, path: &str| {
+        let request = ureq::get(format!("http://{server}{path}")).config().http_status_as_error(false);
+        let mut answer = request.build().call().unwrap();
+        (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
+    };
+    for (server, path, takes) in [
+        (node, "/what_if", "no arguments"),
+        (node, "/prefixes", "no arguments"),
+        (node, "/status", "no arguments"),
+        (node, "/past", "`most_chunks`"),
+        (node, "/lookups", "`request`, `trace`, `tenant`, `misses`, `most`"),
+        (coordinator, "/status", "no arguments"),
+        (coordinator, "/console/what_if", "no arguments"),
+        (coordinator, "/console/history", "no arguments"),
+    ] {
+        let expected = format!("`nosuch` is no argument of {path}, which takes {takes}\n");
+        assert_eq!(ask(server, &format!("{path}?nosuch=1")), (400, expected));
+    }
+    assert_eq!(ask(node, "/past?most_chunks=5").0, 200);
+}
+
+#[test]
 fn the_console_refuses_to_purge_a_tenant_that_no_node_has() {
     let played = played();
     let token = played.ready["console"].as_str().unwrap().rsplit_once('=').unwrap().1;

@@ -8,6 +8,7 @@
 mod connections;
 mod sips;
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::ready;
 use std::io;
@@ -26,7 +27,7 @@ use actix_web::error::ErrorRequestTimeout;
 use actix_web::http::Method;
 use actix_web::middleware::{Next, from_fn};
 use actix_web::rt::net::TcpStream;
-use actix_web::web::{Bytes, ServiceConfig};
+use actix_web::web::{Bytes, Query, ServiceConfig};
 use actix_web::{App, Error, HttpResponse};
 use tokio::time::timeout;
 
@@ -111,6 +112,22 @@ pub fn in_pieces(content_type: &str, answer: impl Into<Bytes>) -> HttpResponse {
         .streaming(connections::pieces(answer))
 }
 
+/// The arguments of a request, by name. The error is for people.
+///
+/// # Errors
+/// Fails if the query cannot be read, or has another argument than the `known` ones.
+pub fn arguments(path: &str, query: &str, known: &[&str]) -> Result<HashMap<String, String>, String> {
+    let found = Query::<HashMap<String, String>>::from_query(query).map_err(|error| error.to_string())?;
+    let Some(other) = found.keys().filter(|name| !known.contains(&name.as_str())).min() else {
+        return Ok(found.into_inner());
+    };
+    let takes = match known {
+        [] => "takes no arguments".to_owned(),
+        known => format!("takes `{}`", known.join("`, `")),
+    };
+    Err(format!("`{other}` is no argument of {path}, which {takes}"))
+}
+
 /// Answers HEAD as GET, without the body.
 async fn head_as_get(
     mut request: ServiceRequest,
@@ -185,6 +202,16 @@ mod tests {
         slow.came.notify_one();
         slow.go.notified().await;
         "done"
+    }
+
+    #[test]
+    fn an_argument_that_a_path_does_not_take_is_refused_with_those_that_it_takes() {
+        let read = |query: &str, known: &[&str]| arguments("/past", query, known);
+        assert_eq!(read("most=5&tenant=a%20b", &["most", "tenant"]).unwrap()["tenant"], "a b");
+        assert!(read("", &[]).unwrap().is_empty());
+        let refused = read("mots=5", &["most", "tenant"]).unwrap_err();
+        assert_eq!(refused, "`mots` is no argument of /past, which takes `most`, `tenant`");
+        assert!(read("most=5", &[]).unwrap_err().ends_with("/past, which takes no arguments"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use actix_web::http::{StatusCode, Uri};
 use actix_web::web::{Data, Payload, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use larder_net::blocking::try_blocking;
-use larder_net::http::in_pieces;
+use larder_net::http::{arguments, in_pieces};
 use larder_protocol::drain::{AfterDrain, DrainCommand, DrainStart};
 use larder_protocol::limits::MAX_CHAIN_CHUNKS;
 use larder_protocol::peer::{PeerRequest, Show};
@@ -277,6 +277,9 @@ pub(super) async fn history(state: Data<HttpState>, request: HttpRequest) -> act
     if let Some(refused) = refuse_strangers(&state, &request) {
         return Ok(refused);
     }
+    if let Some(refused) = refuse_arguments(&request) {
+        return Ok(refused);
+    }
     let mut response = in_pieces("application/json", serde_json::to_vec(&state.history.moments())?);
     harden(response.headers_mut());
     Ok(response)
@@ -330,6 +333,12 @@ fn forget(state: &HttpState, node: &str) -> HttpResponse {
 pub(super) fn refuse_strangers(state: &HttpState, request: &HttpRequest) -> Option<HttpResponse> {
     let is_near = request.peer_addr().is_some_and(|from| from.ip().to_canonical().is_loopback());
     may_read(request.headers(), is_near, &state.console_tokens).err().map(Refused::answer)
+}
+
+/// The refusal of a request with arguments, on a path that takes none.
+pub(super) fn refuse_arguments(request: &HttpRequest) -> Option<HttpResponse> {
+    let refused = arguments(request.path(), request.query_string(), &[]).err()?;
+    Some(HttpResponse::BadRequest().body(format!("{refused}\n")))
 }
 
 /// The refusal of a purge of a tenant that no node has: a wrong name would look like a purge that found nothing. `None` if a node

@@ -23,7 +23,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
 use super::HttpState;
-use super::console::{harden, refuse_strangers};
+use super::console::{harden, refuse_arguments, refuse_strangers};
 use crate::gather::{NodeQuery, Shown, Wanted};
 use crate::uptime::Uptime;
 
@@ -153,6 +153,9 @@ struct Pasts {
 /// Plays the last lookups, and waits a second for the result.
 pub(super) async fn what_if(state: Data<HttpState>, request: HttpRequest) -> actix_web::Result<HttpResponse> {
     if let Some(refused) = refuse_strangers(&state, &request) {
+        return Ok(refused);
+    }
+    if let Some(refused) = refuse_arguments(&request) {
         return Ok(refused);
     }
     let mut progress = state.what_if.subscribe();

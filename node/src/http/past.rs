@@ -53,8 +53,8 @@ pub struct PastLookupStatus {
 
 /// The last lookups of all actors. `most_chunks` bounds the chunks of all lookups together; a chunk counts once for each lookup.
 pub(super) async fn past(state: &HttpState, arguments: &Arguments) -> Result<PastStatus, Refused> {
-    let most = arguments.get("most_chunks").map(|most| most.parse::<usize>());
-    let most = most.transpose().map_err(|error| Refused::Question(format!("most_chunks: {error}")))?;
+    let most = arguments.get(MOST_CHUNKS).map(|most| most.parse::<usize>());
+    let most = most.transpose().map_err(|error| Refused::Question(format!("{MOST_CHUNKS}: {error}")))?;
     let (lookups, present) = seen(state).await;
     let shares = state.cluster.get().is_some_and(|report| report().shares);
     let now = Now::of(state);
@@ -127,6 +127,9 @@ fn add(status: &mut PastStatus, places: &mut HashMap<u64, u32>, chunks: &[u64]) 
     }
     Some(last)
 }
+
+/// The argument of `/past`.
+pub(super) const MOST_CHUNKS: &str = "most_chunks";
 
 /// Maximum bytes of an answer, so that it fits into a message between servers.
 const MOST_JSON_BYTES: usize = 960 << 10;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use actix_web::error::ErrorPayloadTooLarge;
 use actix_web::http::StatusCode;
-use actix_web::web::{Bytes, Data, Payload, Query};
+use actix_web::web::{Bytes, Data, Payload};
 use actix_web::{Error, HttpRequest, HttpResponse};
-use larder_net::http::{body_in_time, in_pieces};
+use larder_net::http::{arguments, body_in_time, in_pieces};
 use larder_protocol::limits::MAX_PEER_MESSAGE_BYTES;
 use serde::Serialize;
 
@@ -69,8 +69,12 @@ impl HttpState {
     }
 
     async fn show(&self, path: &str, query: &str, body: &[u8]) -> Result<Vec<u8>, Refused> {
-        let arguments = Query::<Arguments>::from_query(query);
-        let arguments = arguments.map_err(|error| Refused::Question(error.to_string()))?.into_inner();
+        let known: &[&str] = match path {
+            "/lookups" => &why::LOOKUPS_ARGUMENTS,
+            "/past" => &[past::MOST_CHUNKS],
+            _ => &[],
+        };
+        let arguments = arguments(path, query, known).map_err(Refused::Question)?;
         match path {
             "/status" => json(&status(self).await),
             "/namespaces" => json(&lists::namespaces(self).await),
