@@ -56,16 +56,23 @@ use crate::failure::Usage;
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     let args = match args::Larder::try_parse_from(args) {
         Ok(args) => args,
-        Err(help_or_error) => {
+        Err(error) if error.use_stderr() => {
             // Standard error may be closed.
-            let _ = help_or_error.print();
-            return ExitCode::from(if help_or_error.use_stderr() { failure::USAGE } else { 0 });
+            let _ = error.print();
+            return ExitCode::from(failure::USAGE);
+        }
+        Err(help) => {
+            let printed = output::print_help(&help).map(|()| ExitCode::SUCCESS);
+            return printed.map_err(anyhow::Error::from).unwrap_or_else(|error| report(&error));
         }
     };
-    run_command(args).unwrap_or_else(|error| {
-        output::note(format_args!("error: {}", failure::text(&error)));
-        failure::exit_code(&error)
-    })
+    run_command(args).unwrap_or_else(|error| report(&error))
+}
+
+/// Tells people of an error. Returns the status of the command.
+fn report(error: &anyhow::Error) -> ExitCode {
+    output::note(format_args!("error: {}", failure::text(error)));
+    failure::exit_code(error)
 }
 
 fn run_command(args: args::Larder) -> anyhow::Result<ExitCode> {

@@ -20,6 +20,11 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     closed_pipe_is_fine(writeln!(stdout, "{}", text.trim_end_matches('\n')).and_then(|()| stdout.flush()))
 }
 
+/// Prints a help or the version. A reader that has gone away is no error.
+pub(crate) fn print_help(help: &clap::Error) -> io::Result<()> {
+    closed_pipe_is_fine(help.print().and_then(|()| io::stdout().flush()))
+}
+
 /// Prints a line to standard error. A reader that has gone away does not end the command, as `eprintln!` would by a panic.
 pub(crate) fn note(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");

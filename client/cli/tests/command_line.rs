@@ -625,6 +625,22 @@ fn wait_a_moment() -> bool {
 }
 
 #[test]
+fn a_help_that_cannot_be_written_fails_and_a_reader_that_has_gone_is_no_error() {
+    for args in [&["help"][..], &["--help"], &["help", "node"], &["--version"], &["node", "--print-config"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+        let ended = command.args(args).stdout(full).output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!((ended.status.code(), said.starts_with("error: ")), (Some(1), true), "{args:?}: {said}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+        let ended = command.args(args).stdout(writer).output().unwrap();
+        assert_eq!((ended.status.code(), ended.stderr.len()), (Some(0), 0), "{args:?}");
+    }
+}
+
+#[test]
 fn a_command_without_memory_says_so_and_does_not_abort() {
     let trace = tempfile::NamedTempFile::new().unwrap();
     let requests: String = (0..200_000)
