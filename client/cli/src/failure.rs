@@ -21,9 +21,9 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(exit_status(error))
 }
 
-/// The error and its causes. An error that ends with its cause is not followed by this cause again.
+/// The error and its causes. An error that names its cause is not followed by this cause again.
 pub(crate) fn text(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.ends_with(&cause) {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.contains(&cause) {
         true => text,
         false if text.is_empty() => cause,
         false => text + ": " + &cause,
@@ -53,6 +53,7 @@ mod tests {
     fn a_cause_that_its_error_names_is_not_said_again() {
         let causes = |first: &str| anyhow!("no such file").context(first.to_owned()).context("replay");
         assert_eq!(text(&causes("cannot read x: no such file")), "replay: cannot read x: no such file");
+        assert_eq!(text(&causes("no such file. Is it here?")), "replay: no such file. Is it here?");
         assert_eq!(text(&causes("cannot read x")), "replay: cannot read x: no such file");
     }
 }
