@@ -103,7 +103,7 @@ impl Bench {
         }
         let file: File =
             OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path)?;
-        let mut buffer = Buffer::new(BLOCK_BYTES as usize);
+        let mut buffer = Buffer::new(BLOCK_BYTES as usize)?;
         self.memory.copy_out(0, buffer.bytes_mut())?;
         let write = self.rate(|| {
             for block in 0..self.blocks {

@@ -33,7 +33,7 @@ use crate::directory::{DirectoryActor, DirectoryLimits, DirectoryMetrics};
 use crate::drain::Drains;
 use crate::exchange::{
     BlockThreads, Common, ConnectedPeers, ExchangeHandle, ExchangeLimits, ExchangeMetrics, NewTable,
-    PeerActor, Rooms, Serve, Services, ShowNode, SilentPeers,
+    PeerActor, Rooms, Serve, Services, ShowNode, SilentPeers, StartError,
 };
 use crate::limits::ClusterLimits;
 use crate::metrics::table::Membership;
@@ -92,9 +92,9 @@ pub enum ClusterError {
     /// The metrics contradict each other.
     #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
-    /// The peer thread ended at once.
-    #[error("the peer thread did not start")]
-    Thread,
+    /// A thread that speaks with other nodes cannot be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
 }
 
 /// A node's view of its cluster, in `GET /status`.
@@ -144,6 +144,7 @@ impl Cluster {
             return Err(ClusterError::SomebodyElse { found: found.clone(), name: name.to_owned() });
         }
         let arbiter = threads::arbiter("larder-peer".to_owned(), &limits.place.cpus);
+        let arbiter = arbiter.map_err(StartError::Thread)?;
         let settings = TransportSettings {
             max_datagram_bytes: limits.max_datagram_bytes,
             ..TransportSettings::default()
@@ -157,7 +158,7 @@ impl Cluster {
             // An error: nobody waits for the endpoint any more.
             let _ = bound.send(Endpoint::on(first, &own, &own_settings));
         });
-        let endpoint = binding.await.map_err(|_| ClusterError::Thread)??;
+        let endpoint = binding.await.map_err(|_| StartError::ended())??;
         let gauges = Membership::register(registry)?;
         let watch = Watch::new(gauges.panics.clone());
         let (silent, rooms) = (SilentPeers::default(), Rooms::default());

@@ -144,6 +144,11 @@ pub enum OpenError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// The system gives no memory.
+    #[error(
+        "the system gives no memory for the disk tier's buffers: is the address space limited (ulimit -v)?"
+    )]
+    Memory(#[source] std::io::Error),
     /// The system gives no thread.
     #[error("cannot start the disk tier's thread")]
     Thread(#[source] std::io::Error),

@@ -48,7 +48,7 @@ use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use self::block_threads::{BlockThreads, TakenThreads};
+pub use self::block_threads::{BlockThreads, StartError, TakenThreads};
 pub use self::connections::ConnectedPeers;
 use self::fetch::Report;
 pub use self::handoff::{AskFollow, FollowOrder, PeerNews, PeerStep};

@@ -3,10 +3,11 @@
 //! A thread that cannot be pinned runs where the kernel puts it. It may be slower, but never wrong, so this is only a warning.
 
 use std::ffi::CString;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::thread::{Builder, JoinHandle};
 
 use actix_rt::Arbiter;
+use larder_net::blocking::no_thread;
 use rustix::thread::{sched_getaffinity, sched_setaffinity, set_name};
 
 use crate::host::CpuSet;
@@ -49,10 +50,11 @@ pub fn spawn<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     let cpus = cpus.clone();
-    Builder::new().name(name.to_owned()).spawn(move || {
+    let started = Builder::new().name(name.to_owned()).spawn(move || {
         pin_or_warn(&cpus);
         run()
-    })
+    });
+    started.map_err(no_thread)
 }
 
 /// Starts a thread called `name` that nobody waits for.
@@ -63,17 +65,19 @@ pub(crate) fn detached(name: &str, run: impl FnOnce() + Send + 'static) -> io::R
     Builder::new().name(name.to_owned()).spawn(run).map(drop)
 }
 
-/// Starts an arbiter with a current-thread runtime, on a thread called `name` on `cpus`. If no runtime can be made, the thread
-/// panics, and the arbiter drops the tasks that are spawned on it.
-pub(crate) fn arbiter(name: String, cpus: &CpuSet) -> Arbiter {
+/// Starts an arbiter with a current-thread runtime, on a thread called `name` on `cpus`.
+///
+/// # Errors
+/// Fails if the system gives no thread, or nothing to wait on.
+pub(crate) fn arbiter(name: String, cpus: &CpuSet) -> io::Result<Arbiter> {
     let cpus = cpus.clone();
-    Arbiter::with_tokio_rt(move || {
+    let started = Arbiter::try_with_tokio_rt(move || {
         self::name(&name);
         pin_or_warn(&cpus);
-        // The runtime is made here, on the thread itself. Without a runtime there is no thread.
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.unwrap_or_else(|error| panic!("no runtime for the thread {name}: {error}"))
-    })
+        // The runtime is made here, on the thread itself.
+        tokio::runtime::Builder::new_current_thread().enable_all().build()
+    });
+    started.map_err(|error| if error.kind() == ErrorKind::WouldBlock { no_thread(error) } else { error })
 }
 
 /// Names the calling thread, for people who look at the process; the kernel keeps 15 bytes.
@@ -131,6 +135,24 @@ mod tests {
         .unwrap();
         assert_eq!((name.as_deref(), real), (Some("larder-test"), inside));
         assert_eq!(pinned_to().unwrap(), allowed, "the others stay where they were");
+    }
+
+    #[test]
+    fn an_arbiter_that_gets_no_thread_is_an_error_that_names_the_limits() {
+        // No address space has room for such a stack.
+        let stack = (1_u64 << 60).to_string();
+        if std::env::var("RUST_MIN_STACK").is_ok_and(|set| set == stack) {
+            actix_rt::System::new().block_on(async {
+                let error = arbiter("larder-test".to_owned(), &CpuSet::default()).unwrap_err();
+                assert!(error.to_string().contains("pids.max, TasksMax="), "{error}");
+            });
+            return;
+        }
+        let name = std::thread::current().name().unwrap().to_owned();
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let ran = again.args(["--exact", &name]).env("RUST_MIN_STACK", stack).output().unwrap();
+        let said = String::from_utf8(ran.stdout).unwrap();
+        assert!(ran.status.success() && said.contains("1 passed"), "{said}");
     }
 
     #[test]

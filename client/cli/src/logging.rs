@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
+use larder_net::blocking::no_thread;
 use larder_net::trace::{Exporter, TARGET};
 use tracing::Level;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
@@ -64,6 +65,8 @@ impl LogOptions {
         let lines = Lines { to: std::io::stderr(), lost: Arc::clone(&lost), told: 0 };
         let writer =
             NonBlockingBuilder::default().buffered_lines_limit(WAITING_LINES).thread_name("larder-log");
+        // The log panics if the system gives it no thread.
+        _ = std::thread::Builder::new().spawn(|| ()).map_err(no_thread)?.join();
         let (writer, last_lines) = writer.finish(lines);
         _ = lost.set(writer.error_counter());
         let log = tracing_subscriber::fmt::layer().with_writer(writer);

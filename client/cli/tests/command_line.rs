@@ -641,6 +641,18 @@ fn a_help_that_cannot_be_written_fails_and_a_reader_that_has_gone_is_no_error() 
 }
 
 #[test]
+fn a_server_that_gets_no_thread_names_the_limits_and_does_not_panic() {
+    for server in ["node", "coordinator"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+        // No address space has room for such a stack.
+        let ended = command.arg(server).env("RUST_MIN_STACK", (1_u64 << 60).to_string()).output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{said}");
+        assert!(said.contains("pids.max, TasksMax=") && !said.contains("panicked"), "{said}");
+    }
+}
+
+#[test]
 fn a_command_without_memory_says_so_and_does_not_abort() {
     let trace = tempfile::NamedTempFile::new().unwrap();
     let requests: String = (0..200_000)

@@ -4,6 +4,7 @@
 //! systemd's `TasksMax`) or of a user. Here the caller's thread does the work then: others wait for it, and nothing fails.
 
 use std::any::Any;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
@@ -35,6 +36,24 @@ pub async fn try_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Panicked> {
     caught(work).await.map_err(|_| Panicked)
+}
+
+/// The system gives no thread.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the system gives no more threads: raise the limit of the control group (pids.max, TasksMax= of a systemd unit), of the user (ulimit -u) or of the address space (ulimit -v)"
+)]
+pub struct NoThread(#[source] io::Error);
+
+impl From<NoThread> for io::Error {
+    fn from(refused: NoThread) -> Self {
+        Self::new(refused.0.kind(), refused)
+    }
+}
+
+/// Names the limit of threads in the error of a thread that did not start.
+pub fn no_thread(error: io::Error) -> io::Error {
+    NoThread(error).into()
 }
 
 /// Does work that nobody waits for on another thread, or on this one if the system gives no other.

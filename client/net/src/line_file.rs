@@ -16,6 +16,7 @@ use bytesize::ByteSize;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
+use crate::blocking::no_thread;
 use crate::sizes::{exact, size};
 
 /// Where lines go: the lookup log (hashes only), or an audit log.
@@ -68,7 +69,8 @@ impl LineFile {
         let lost_by_thread = Arc::clone(&lost);
         let thread = std::thread::Builder::new()
             .name(thread.into())
-            .spawn(move || write_lines(open, &lines, &lost_by_thread))?;
+            .spawn(move || write_lines(open, &lines, &lost_by_thread))
+            .map_err(no_thread)?;
         Ok((Self { queue, lost }, thread))
     }
 

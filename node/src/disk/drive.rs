@@ -85,7 +85,7 @@ impl Watched {
 }
 
 impl DiskDevice for Watched {
-    fn buffers(&mut self, count: usize, bytes: usize) -> Vec<Buffer> {
+    fn buffers(&mut self, count: usize, bytes: usize) -> std::io::Result<Vec<Buffer>> {
         self.device.buffers(count, bytes)
     }
 

@@ -25,7 +25,10 @@ pub use uring::Ring;
 /// Moves bytes. Only one thread uses a device.
 pub trait DiskDevice: Send {
     /// Buffers for the device's transfers. Other buffers work too, and may cost more.
-    fn buffers(&mut self, count: usize, bytes: usize) -> Vec<Buffer> {
+    ///
+    /// # Errors
+    /// Fails if the system gives no memory.
+    fn buffers(&mut self, count: usize, bytes: usize) -> io::Result<Vec<Buffer>> {
         std::iter::repeat_with(|| Buffer::new(bytes)).take(count).collect()
     }
 
@@ -241,7 +244,7 @@ impl DiskFile {
                 self.file.write_all_at(&buffer.bytes()[from..bytes], offset)
             }
             (Memory::Place(memory, start), direction) => {
-                let mut buffer = Buffer::new(bytes - from);
+                let mut buffer = Buffer::new(bytes - from)?;
                 let start = *start + from as u64;
                 if direction == Direction::Read {
                     self.file.read_exact_at(buffer.bytes_mut(), offset)?;

@@ -117,11 +117,29 @@ struct InUse {
     common: Common,
 }
 
+/// Why threads that speak with other nodes cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The address cannot be used.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The system gives no thread.
+    #[error("cannot start a thread that speaks with other nodes")]
+    Thread(#[source] std::io::Error),
+}
+
+impl StartError {
+    /// A thread ended at once.
+    pub(crate) fn ended() -> Self {
+        Self::Thread(std::io::Error::other("the thread ended at once"))
+    }
+}
+
 impl BlockThreads {
     /// Starts a thread for each share, on these CPUs.
     ///
     /// # Errors
-    /// [`BindError`] if the system gives a thread no socket.
+    /// [`StartError`] if the system gives no thread, or a thread no socket.
     pub async fn start(
         shares: Vec<PortShare>,
         listen: SocketAddr,
@@ -129,11 +147,12 @@ impl BlockThreads {
         cpus: &CpuSet,
         common: &Common,
         watch: &Watch,
-    ) -> Result<Self, BindError> {
+    ) -> Result<Self, StartError> {
         let (opens, opened) = mpsc::unbounded_channel();
         let mut all = Self { handles: Vec::new(), endpoints: Vec::new(), arbiters: Vec::new(), opened };
         for (number, share) in (1..).zip(shares) {
             let arbiter = threads::arbiter(format!("larder-blocks-{number}"), cpus);
+            let arbiter = arbiter.map_err(StartError::Thread)?;
             let (orders, work) = mpsc::channel(QUEUE_WORK);
             let (bound, binding) = oneshot::channel();
             let (credentials, settings) = (credentials.for_blocks(), settings.clone());
@@ -157,11 +176,7 @@ impl BlockThreads {
                 let _ = bound.send(endpoints);
             });
             all.arbiters.push(arbiter);
-            let Ok(endpoints) = binding.await else {
-                let source = std::io::Error::other("the thread ended at once");
-                return Err(BindError { protocol: "UDP", listen, source });
-            };
-            all.endpoints.extend(endpoints?);
+            all.endpoints.extend(binding.await.map_err(|_| StartError::ended())??);
             all.handles.push(BlockThread(orders));
         }
         Ok(all)

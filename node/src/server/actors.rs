@@ -156,14 +156,8 @@ async fn start_actor(
     let (device_place, tenants) = ((place, limits.device), Arc::clone(tenants));
     let actor =
         GpuActor::new(Parts { store: store_limits, device: device_place, tenants, arriving, lives, hands });
-    let cpus = limits.cpus.clone();
-    let arbiter = Arbiter::with_tokio_rt(move || {
-        threads::name(&format!("larder-gpu-{device}"));
-        threads::pin_or_warn(&cpus);
-        // The runtime is made here, on the actor's own thread. Without a runtime there is no node.
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.unwrap_or_else(|error| panic!("no runtime for device {device}: {error}"))
-    });
+    let arbiter = threads::arbiter(format!("larder-gpu-{device}"), &limits.cpus);
+    let arbiter = arbiter.map_err(|source| ServeError::Thread { device, source })?;
     let address = GpuActor::start_in_arbiter(&arbiter.handle(), move |_| actor);
     let told = (Arc::clone(filling), Arc::clone(metrics), *clock);
     let filling = actix_rt::spawn(fill(device, limits.clone(), arrivals, told));

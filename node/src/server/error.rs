@@ -57,6 +57,14 @@ pub enum ServeError {
         /// The reason.
         source: std::io::Error,
     },
+    /// The thread of an actor cannot be started.
+    #[error("cannot start the thread of device {device}")]
+    Thread {
+        /// The actor's device.
+        device: u16,
+        /// The reason.
+        source: std::io::Error,
+    },
     /// Events cannot be published.
     #[error("cannot publish events on {listen}: set [kv_events] listen and replay_listen to free addresses")]
     KvEvents {

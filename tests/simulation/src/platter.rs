@@ -163,8 +163,8 @@ impl State {
 }
 
 impl DiskDevice for Way {
-    fn buffers(&mut self, _: usize, _: usize) -> Vec<larder_node::disk::io::Buffer> {
-        Vec::new()
+    fn buffers(&mut self, _: usize, _: usize) -> io::Result<Vec<larder_node::disk::io::Buffer>> {
+        Ok(Vec::new())
     }
 
     fn start(&mut self, mut transfer: Transfer) {

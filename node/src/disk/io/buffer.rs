@@ -4,6 +4,8 @@
 //! that allows 254 pieces, blocks of 4 MiB moved at a third of the rate of huge pages. io_uring registers the buffers at the
 //! start, if memory may be locked, so their pages are looked up once.
 
+use std::io;
+
 use memmap2::{Advice, MmapMut};
 
 /// Memory that begins at a huge page's boundary. It is zeros at first.
@@ -20,17 +22,15 @@ pub struct Buffer {
 impl Buffer {
     /// A buffer of new memory from the system.
     ///
-    /// # Panics
-    /// Panics if the system has no memory left.
-    #[must_use]
-    pub fn new(bytes: usize) -> Self {
-        let mapping = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES);
-        let mapping = mapping.expect("the system gives memory for a buffer");
+    /// # Errors
+    /// Fails if the system gives no memory.
+    pub fn new(bytes: usize) -> io::Result<Self> {
+        let mapping = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES)?;
         let start = mapping.as_ptr().align_offset(HUGE_PAGE_BYTES);
         if let Err(error) = mapping.advise(Advice::HugePage) {
             tracing::debug!(%error, "no huge pages for the disk tier's buffers");
         }
-        Self { mapping, start, bytes, number: None }
+        Ok(Self { mapping, start, bytes, number: None })
     }
 
     /// The buffer's bytes.
@@ -53,8 +53,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_buffer_that_the_system_has_no_memory_for_is_an_error() {
+        assert!(Buffer::new(1 << 60).is_err());
+    }
+
+    #[test]
     fn a_buffer_is_aligned_zeroed_and_its_own() {
-        let (mut one, two) = (Buffer::new(8192), Buffer::new(3 << 20));
+        let (mut one, two) = (Buffer::new(8192).unwrap(), Buffer::new(3 << 20).unwrap());
         assert!(one.bytes().as_ptr().addr().is_multiple_of(HUGE_PAGE_BYTES));
         one.bytes_mut().fill(7);
         assert!(two.bytes().iter().all(|&byte| byte == 0) && two.bytes().len() == 3 << 20);

@@ -86,7 +86,7 @@ impl Ring {
             tag: 0,
             direction: Direction::Read,
             offset: 0,
-            memory: Memory::Buffer(Buffer::new(bytes)),
+            memory: Memory::Buffer(Buffer::new(bytes)?),
             bytes,
         });
         let Some(Finished { result, .. }) = self.wait() else {
@@ -156,14 +156,16 @@ impl Ring {
 }
 
 impl DiskDevice for Ring {
-    fn buffers(&mut self, count: usize, bytes: usize) -> Vec<Buffer> {
-        let mut buffers: Vec<Buffer> = std::iter::repeat_with(|| Buffer::new(bytes)).take(count).collect();
+    fn buffers(&mut self, count: usize, bytes: usize) -> io::Result<Vec<Buffer>> {
+        let buffers: io::Result<Vec<Buffer>> =
+            std::iter::repeat_with(|| Buffer::new(bytes)).take(count).collect();
+        let mut buffers = buffers?;
         if self.registered.is_empty()
             && let Err(error) = self.register(&mut buffers)
         {
             tracing::info!(%error, "the disk tier's buffers are not locked in memory (RLIMIT_MEMLOCK): it takes more CPU");
         }
-        buffers
+        Ok(buffers)
     }
 
     fn start(&mut self, transfer: Transfer) {
@@ -239,9 +241,10 @@ mod tests {
     #[test]
     fn buffers_that_the_kernel_knows_and_others_carry_the_same_bytes() {
         let (Some((mut ring, _one)), Some((mut other, _two))) = (ring(), ring()) else { return };
-        let known = ring.buffers(2, BYTES);
+        let known = ring.buffers(2, BYTES).unwrap();
         // Buffers of another ring have the same numbers, but this ring's kernel side does not know them.
-        let buffers = known.into_iter().chain(other.buffers(1, BYTES)).chain([Buffer::new(BYTES)]);
+        let buffers =
+            known.into_iter().chain(other.buffers(1, BYTES).unwrap()).chain([Buffer::new(BYTES).unwrap()]);
         let mut written = Vec::new();
         for (at, mut buffer) in buffers.enumerate() {
             buffer.bytes_mut().fill(at as u8 + 1);
@@ -258,12 +261,12 @@ mod tests {
     #[test]
     fn numbers_count_for_the_buffers_that_got_them_alone() {
         let (Some((mut ring, _one)), Some((mut other, _two))) = (ring(), ring()) else { return };
-        let known = ring.buffers(1, BYTES).remove(0);
-        let others = other.buffers(1, BYTES).remove(0);
+        let known = ring.buffers(1, BYTES).unwrap().remove(0);
+        let others = other.buffers(1, BYTES).unwrap().remove(0);
         assert_eq!(known.number, others.number);
         let has_number = ring.registered.len() == 1;
         assert_eq!(ring.number_of(&Memory::Buffer(known)).is_some(), has_number);
         assert_eq!(ring.number_of(&Memory::Buffer(others)), None);
-        assert_eq!(ring.number_of(&Memory::Buffer(Buffer::new(BYTES))), None);
+        assert_eq!(ring.number_of(&Memory::Buffer(Buffer::new(BYTES).unwrap())), None);
     }
 }

@@ -36,7 +36,7 @@ impl Volume {
             tracing::warn!(path = %path.display(), "the file system has no O_DIRECT: the disk tier uses the page cache");
         }
         let (device, lane) = file.device(options.lane);
-        let mut transfers = Transfers::new(device, metrics.clone());
+        let mut transfers = Transfers::new(device, metrics.clone()).map_err(OpenError::Memory)?;
         let (found, is_whole) = find(&file, &mut transfers, &path, options.segment_bytes)?;
         let storage = fit(&file, &mut transfers, &path, geometry, found)?;
         if !is_whole {

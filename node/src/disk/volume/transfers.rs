@@ -67,10 +67,10 @@ pub(super) struct ReadPart {
 }
 
 impl Transfers {
-    pub(super) fn new(device: Box<dyn DiskDevice>, metrics: DiskMetrics) -> Self {
+    pub(super) fn new(device: Box<dyn DiskDevice>, metrics: DiskMetrics) -> io::Result<Self> {
         let mut device = Watched::new(device);
-        let spare = device.buffers(MOST_SPARE, BUFFER_BYTES);
-        Self {
+        let spare = device.buffers(MOST_SPARE, BUFFER_BYTES)?;
+        Ok(Self {
             device,
             metrics,
             clock: Clock::start(),
@@ -80,7 +80,7 @@ impl Transfers {
             last_tag: WRITE_TAG,
             filling: None,
             unreadable: Seldom::new(QUIET),
-        }
+        })
     }
 
     /// The drive below.
@@ -183,7 +183,7 @@ impl Transfers {
             let tag = self.last_tag;
             let memory = match piece.to {
                 Some((memory, offset)) => Memory::Place(memory, offset),
-                None => Memory::Buffer(self.spare.pop().unwrap_or_else(|| Buffer::new(BUFFER_BYTES))),
+                None => Memory::Buffer(self.buffer()?),
             };
             let bytes = piece.bytes as usize;
             let direction = Direction::Read;
@@ -261,7 +261,11 @@ impl Transfers {
 
     fn write_buffer(&mut self) -> io::Result<Buffer> {
         self.wait_for_turn()?;
-        Ok(self.spare.pop().unwrap_or_else(|| Buffer::new(BUFFER_BYTES)))
+        self.buffer()
+    }
+
+    fn buffer(&mut self) -> io::Result<Buffer> {
+        self.spare.pop().map_or_else(|| Buffer::new(BUFFER_BYTES), Ok)
     }
 
     /// Waits for one transfer.
