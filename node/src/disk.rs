@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | the node is killed, or power is lost | acknowledged records are there at the next start |
 //! | bytes are damaged | a miss, counted and told for an hour; the record is forgotten |
+//! | the description of a namespace is damaged | told for an hour; its chunks are found when an engine comes |
 //! | a read fails | a miss, counted and told for an hour; the record is forgotten, the other records of its segment can still be read |
 //! | reads fail again and again | the tier closes itself: the drive is broken |
 //! | a write or sync fails, or the device is full | the tier closes itself, later orders get `Closed`, the node goes on |

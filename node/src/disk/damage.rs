@@ -24,12 +24,12 @@ impl FoundDamage {
         Self { clock, found: Arc::default() }
     }
 
-    /// Notes that a record has wrong bytes.
+    /// Notes that a record, or the description of a namespace, has wrong bytes.
     pub(super) fn wrong_bytes(&self) {
         self.note(|found| found.wrong += 1);
     }
 
-    /// Notes that the drive could not read a record or page.
+    /// Notes that the drive could not read a record, a page or the description of a namespace.
     pub(super) fn unreadable(&self) {
         self.note(|found| found.unreadable += 1);
     }
@@ -56,7 +56,7 @@ impl Found {
         let since = now.saturating_sub(last);
         (wrong + unreadable > 0 && since < RECENT).then(|| {
             format!(
-                "since its opening {wrong} records had wrong bytes and {unreadable} could not be read, the last {} min ago: \
+                "since its opening {wrong} records or descriptions of namespaces had wrong bytes and {unreadable} could not be read, the last {} min ago: \
                  check the drive (dmesg, smartctl)",
                 since.as_secs() / 60
             )
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(Found::default().trouble(minute), None);
         let found = Found { wrong: 2, unreadable: 1, last: 7 * minute };
         let trouble = found.trouble(66 * minute).unwrap();
-        assert!(trouble.contains("2 records had wrong bytes and 1 could not be read, the last 59 min ago"));
+        assert!(trouble.contains("2 records or descriptions of namespaces had wrong bytes and 1 could not be read, the last 59 min ago"));
         assert_eq!(found.trouble(67 * minute), None);
     }
 }

@@ -14,6 +14,7 @@ use larder_protocol::namespace::NamespaceSpec;
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize, rancor};
 
+use super::damage::FoundDamage;
 use crate::private;
 
 /// A namespace and the tenant that it belongs to.
@@ -33,11 +34,15 @@ pub struct NamespaceFolder {
 
 impl NamespaceFolder {
     /// Opens the folder, or makes it, and reads the descriptions of the namespaces that the tier `holds`, in that order. Deletes
-    /// the others. Leaves out damaged and unreadable descriptions, with a warning.
+    /// the others. Leaves out damaged and unreadable descriptions, with a warning, and notes the damage.
     ///
     /// # Errors
     /// Fails if the folder cannot be made or read.
-    pub fn open(path: &Path, holds: &[Fingerprint]) -> io::Result<(Self, Vec<KnownNamespace>)> {
+    pub(crate) fn open(
+        path: &Path,
+        holds: &[Fingerprint],
+        damage: &FoundDamage,
+    ) -> io::Result<(Self, Vec<KnownNamespace>)> {
         private::make_folder(path)?;
         let folder = Self { path: path.to_owned() };
         let names: HashMap<String, usize> =
@@ -50,6 +55,11 @@ impl NamespaceFolder {
                 Some(&order) => match folder.read(name) {
                     Ok(namespace) => known.push((order, namespace)),
                     Err(error) => {
+                        if error.kind() == io::ErrorKind::InvalidData {
+                            damage.wrong_bytes();
+                        } else {
+                            damage.unreadable();
+                        }
                         tracing::warn!(%error, path = %path.display(), "the description of a namespace cannot be used");
                     }
                 },
@@ -103,7 +113,9 @@ impl NamespaceFolder {
         let mut bytes = AlignedVec::<16>::new();
         bytes.extend_from_reader(&mut File::open(path)?)?;
         let known = rkyv::from_bytes::<KnownNamespace, rancor::Error>(&bytes).ok();
-        known.filter(|known| known.name() == name).ok_or_else(|| io::Error::other("it is damaged"))
+        known
+            .filter(|known| known.name() == name)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it is damaged"))
     }
 }
 
@@ -135,6 +147,7 @@ mod tests {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
+    use crate::clock::Clock;
 
     fn namespace(tenant: &str) -> KnownNamespace {
         let spec = NamespaceSpec {
@@ -157,7 +170,11 @@ mod tests {
 
     fn described(path: &Path, tenants: &[&str]) -> (NamespaceFolder, Vec<KnownNamespace>) {
         let holds: Vec<Fingerprint> = tenants.iter().map(|tenant| namespace(tenant).fingerprint()).collect();
-        NamespaceFolder::open(path, &holds).unwrap()
+        NamespaceFolder::open(path, &holds, &no_damage()).unwrap()
+    }
+
+    fn no_damage() -> FoundDamage {
+        FoundDamage::new(Clock::start())
     }
 
     #[test]
@@ -200,7 +217,14 @@ mod tests {
         fs::write(&path, &bytes).unwrap();
         let half = folder.path().join(format!("{}.new", namespace("c").name()));
         fs::write(&half, b"x").unwrap();
-        assert_eq!(described(folder.path(), &["a", "b", "c"]).1, [namespace("b")]);
+        let (holds, damage) = (["a", "b", "c"].map(|tenant| namespace(tenant).fingerprint()), no_damage());
+        let (_, known) = NamespaceFolder::open(folder.path(), &holds, &damage).unwrap();
+        assert_eq!(known, [namespace("b")]);
+        let told = damage.trouble().unwrap();
+        assert!(
+            told.contains("1 records or descriptions of namespaces had wrong bytes and 0 could"),
+            "{told}"
+        );
         assert!(!half.exists());
     }
 

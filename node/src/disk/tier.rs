@@ -192,6 +192,11 @@ impl DiskTier {
         self.trouble.get().map(String::as_str)
     }
 
+    /// Where damage is noted.
+    pub(crate) fn found(&self) -> &FoundDamage {
+        &self.found
+    }
+
     /// The damage that was found lately.
     pub(crate) fn damage(&self) -> Option<String> {
         self.found.trouble()

@@ -62,7 +62,7 @@ fn open(limits: DiskLimits, metrics: DiskMetrics) -> Result<DiskParts, OpenError
     // An error: nobody listens, so nobody needs to know.
     let on_gone = Box::new(move |gone| _ = sender.send(gone));
     let tier = DiskTier::open(&options, metrics, on_gone)?;
-    let opened = NamespaceFolder::open(&namespaces, tier.namespaces_at_start());
+    let opened = NamespaceFolder::open(&namespaces, tier.namespaces_at_start(), tier.found());
     let (folder, known) = opened.map_err(|source| OpenError::Device { path: namespaces, source })?;
     Ok(DiskParts { tier, gone: Some(gone), folder: Arc::new(folder), known, deadline })
 }

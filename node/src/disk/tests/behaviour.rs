@@ -310,7 +310,13 @@ fn a_damaged_chunk_is_a_miss_is_counted_and_can_be_written_again() {
     assert_eq!(rig.read(1), ReadAnswer::Damaged);
     assert_eq!(rig.read(1), ReadAnswer::NotHeld);
     assert_eq!(rig.metrics.damaged(FoundBy::Read), 1);
-    assert!(rig.volume.found().trouble().unwrap().contains("1 records had wrong bytes and 0"));
+    assert!(
+        rig.volume
+            .found()
+            .trouble()
+            .unwrap()
+            .contains("1 records or descriptions of namespaces had wrong bytes and 0")
+    );
     assert_eq!(
         rig.gone.try_iter().collect::<Vec<_>>(),
         [Gone { chunks: vec![TestChunk(1).key()], why: Why::Damaged }]

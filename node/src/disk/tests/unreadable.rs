@@ -49,7 +49,13 @@ fn a_sector_that_cannot_be_read_costs_its_chunk_alone_and_the_tier_goes_on() {
     assert_eq!((rig.read(2), rig.read(2)), (ReadAnswer::Damaged, ReadAnswer::NotHeld));
     assert_eq!((rig.metrics.read_errors.get(), rig.metrics.closed.get()), (1, 0));
     assert_eq!(rig.metrics.damaged(FoundBy::Read), 0, "no wrong bytes were seen");
-    assert!(rig.volume.found().trouble().unwrap().contains("0 records had wrong bytes and 1 could not"));
+    assert!(
+        rig.volume
+            .found()
+            .trouble()
+            .unwrap()
+            .contains("0 records or descriptions of namespaces had wrong bytes and 1 could not")
+    );
     let gone: Vec<Gone> = rig.gone.try_iter().collect();
     assert_eq!(gone, [Gone { chunks: vec![TestChunk(2).key()], why: Why::Damaged }]);
     assert!([0, 1, 3].into_iter().all(|number| rig.is_read(number)));
