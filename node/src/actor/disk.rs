@@ -143,6 +143,13 @@ impl GpuActor {
     ) {
         let Some(disk) = &self.hands.disk else { return };
         disk.tier.owners().own(&namespace.tenant, fingerprint);
+        let spec = &namespace.spec;
+        if !disk.tier.geometry().has_room_for(spec.slices, &spec.pools) {
+            tracing::warn!(
+                namespace = %fingerprint, model = spec.model,
+                "a chunk of this namespace is larger than a segment of the disk tier, and stays in memory: set [disk] segment_bytes to more, and remove the tier's file, or let the engine have smaller chunks"
+            );
+        }
         let folder = Arc::clone(&disk.folder);
         let record = try_blocking(move || folder.record(&namespace));
         self.tell_when(ctx, record, move |recorded| {

@@ -14,7 +14,7 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use larder_core::store::ids::ChunkKey;
-use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
+use larder_protocol::{ChunkRef, Fingerprint, PoolSet, PoolSpec};
 
 use super::format::{Footer, FooterEntry, PAGE_BYTES, SEGMENTS_START, SegmentHeader};
 
@@ -180,6 +180,15 @@ impl Geometry {
     #[must_use]
     pub fn most_pages(&self) -> u64 {
         u64::from(self.segment_pages.saturating_sub(FIRST_PAGE + Footer::pages_for(1)))
+    }
+
+    /// Whether a segment has room for a chunk with all of these slices and pools.
+    #[must_use]
+    pub fn has_room_for(&self, slices: u16, pools: &[PoolSpec]) -> bool {
+        let slice_bytes: u64 = pools.iter().map(PoolSpec::block_bytes).fold(0, u64::saturating_add);
+        let bytes = slice_bytes.saturating_mul(slices.into());
+        // The header of a record has a page at least.
+        bytes.div_ceil(PAGE_BYTES) < self.most_pages()
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 
 use super::damage::FoundDamage;
 use super::drive::{DriveWatch, Ending};
+use super::log::Geometry;
 use super::metrics::DiskMetrics;
 use super::order::{DiskPurge, PurgedSegment, ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder};
 use super::owners::Owners;
@@ -44,6 +45,7 @@ pub struct DiskTier {
     namespaces: Vec<Fingerprint>,
     owners: Arc<Owners>,
     capacity_bytes: u64,
+    geometry: Geometry,
     watch: DriveWatch,
     /// Whether the drive was silent when the tier was looked at last.
     was_silent: AtomicBool,
@@ -79,7 +81,7 @@ impl DiskTier {
     ) -> Result<Self, OpenError> {
         let (namespaces, owners) = (volume.namespaces(), Arc::clone(volume.owners()));
         let watch = DriveWatch::new(volume.drive(), options.silent_after);
-        let found = volume.found().clone();
+        let (found, geometry) = (volume.found().clone(), volume.geometry());
         let (queue, jobs) = sync_channel(options.queue_orders);
         let trouble = Arc::<OnceLock<String>>::default();
         let work = Work {
@@ -107,6 +109,7 @@ impl DiskTier {
             namespaces,
             owners,
             capacity_bytes: options.capacity_bytes,
+            geometry,
             watch,
             was_silent: AtomicBool::new(false),
         })
@@ -190,6 +193,11 @@ impl DiskTier {
     #[must_use]
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.get().map(String::as_str)
+    }
+
+    /// How the tier is divided into segments.
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     /// Where damage is noted.

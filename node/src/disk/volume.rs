@@ -152,6 +152,11 @@ impl Volume {
         &self.owners
     }
 
+    /// How the file is divided into segments.
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
     /// The damage that was found.
     pub(crate) fn found(&self) -> &FoundDamage {
         &self.found

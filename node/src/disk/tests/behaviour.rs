@@ -4,6 +4,7 @@ use std::sync::mpsc::channel;
 
 use larder_core::store::PurgedKeys;
 use larder_protocol::purge::PurgeMode;
+use larder_protocol::{HitPolicy, PoolSpec};
 
 use super::faults::Platter;
 use super::*;
@@ -539,6 +540,11 @@ fn a_chunk_larger_than_a_segment_is_refused() {
     let (done, answer) = oneshot::channel();
     rig.volume.perform(vec![DiskJob::Write((order.unwrap(), done))], &mut || None);
     assert_eq!(now(answer), WriteAnswer::TooLarge);
+    let has_room = |bytes: u64, slices: u16| {
+        let pools = vec![PoolSpec { name: "kv".into(), layers: 1, layer_bytes: bytes, hit: HitPolicy::All }];
+        GEOMETRY.has_room_for(slices, &pools)
+    };
+    assert!(!has_room(bytes, 1) && has_room(bytes - PAGE_BYTES, 1) && !has_room(bytes - PAGE_BYTES, 2));
 }
 
 #[test]
