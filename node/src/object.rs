@@ -18,6 +18,7 @@
 //! | the store fails later | the answer is `Closed`; after some failures in a row the node leaves the store alone for a while |
 //! | bytes are damaged | a miss, counted; the object is deleted, or else replaced by the next write |
 //! | more orders than the queue holds | `Busy` |
+//! | the store asks for a pause (`Retry-After`) | once it is left alone, the next trial waits for the end of the pause |
 //! | the store is slow | an order ends at its deadline, or with its upload; fewer uploads are under way at a time ([`pace`]) |
 //! | the store is slow to find | a `find` answers at its own deadline with the facts that it has |
 //! | a node ends while it writes to a folder | half an upload stays, for a day |
@@ -37,6 +38,7 @@ mod client;
 mod leftovers;
 pub mod metrics;
 pub mod pace;
+mod patience;
 mod record;
 mod store;
 pub mod tier;

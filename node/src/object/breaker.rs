@@ -62,6 +62,11 @@ impl Breaker {
         opens
     }
 
+    /// Puts the next trial off until `until` at least, as the store asked.
+    pub fn waits_until(&mut self, until: Duration) {
+        self.trial_at = self.trial_at.map(|at| at.max(until));
+    }
+
     /// Notes that a trial failed at `now`: the next trial is due later.
     pub fn trial_failed(&mut self, now: Duration) {
         if self.is_open() {
@@ -100,6 +105,18 @@ mod tests {
         (1..MOST_FAILURES).for_each(|_| assert!(!breaker.refused(now)));
         assert!(breaker.refused(now) && !breaker.refused(now + RETRY_EVERY));
         assert_eq!(breaker.trial_at(), Some(now));
+    }
+
+    #[test]
+    fn a_store_that_asks_for_a_pause_is_tried_after_it() {
+        let mut breaker = Breaker::default();
+        breaker.waits_until(9 * RETRY_EVERY);
+        assert!(!breaker.is_open());
+        (0..MOST_FAILURES).for_each(|_| _ = breaker.failed(Duration::ZERO));
+        breaker.waits_until(9 * RETRY_EVERY);
+        assert_eq!(breaker.trial_at(), Some(9 * RETRY_EVERY));
+        breaker.waits_until(2 * RETRY_EVERY);
+        assert_eq!(breaker.trial_at(), Some(9 * RETRY_EVERY));
     }
 
     #[test]

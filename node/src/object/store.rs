@@ -12,6 +12,7 @@ use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig};
 use url::Url;
 
+use super::patience::AskedPause;
 use super::trouble::Trouble;
 use super::{ObjectOptions, OpenError};
 use crate::private;
@@ -21,11 +22,12 @@ pub(super) type Opened = (Arc<dyn ObjectStore>, Path);
 
 /// Sets up a builder: the environment, then the URL, then the settings, whose names must be known.
 macro_rules! build {
-    ($builder:expr, $store:literal, $options:expr) => {{
+    ($builder:expr, $store:literal, $options:expr, $pause:expr) => {{
         let options: &ObjectOptions = $options;
         let mut builder = $builder
             .with_url(&options.url)
             .with_client_options(client_options(options))
+            .with_http_connector($pause.clone())
             .with_retry(RetryConfig {
                 backoff: BackoffConfig::default(),
                 max_retries: MOST_RETRIES,
@@ -80,8 +82,8 @@ pub fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, String>) ->
     settings.keys().map(String::as_str).find(|key| !is_known(key))
 }
 
-/// The store that the options name. No request is made.
-pub(super) fn open(options: &ObjectOptions) -> Result<Opened, OpenError> {
+/// The store that the options name, and that tells `pause` for how long it wants to be left alone. No request is made.
+pub(super) fn open(options: &ObjectOptions, pause: &AskedPause) -> Result<Opened, OpenError> {
     // The HTTP client uses the process's crypto provider; a provider that is set already stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (kind, prefix) = parse(&options.url).ok_or_else(|| OpenError::Url(options.url.clone()))?;
@@ -90,12 +92,12 @@ pub(super) fn open(options: &ObjectOptions) -> Result<Opened, OpenError> {
         Kind::S3 => {
             // Hashing each body twice more would cost more than sending it, and records have checksums of their own.
             let builder = AmazonS3Builder::from_env().with_unsigned_payload(true);
-            Arc::new(build!(builder, "S3", options))
+            Arc::new(build!(builder, "S3", options, pause))
         }
         Kind::Google => {
-            Arc::new(build!(GoogleCloudStorageBuilder::from_env(), "Google Cloud Storage", options))
+            Arc::new(build!(GoogleCloudStorageBuilder::from_env(), "Google Cloud Storage", options, pause))
         }
-        Kind::Azure => Arc::new(build!(MicrosoftAzureBuilder::from_env(), "Azure", options)),
+        Kind::Azure => Arc::new(build!(MicrosoftAzureBuilder::from_env(), "Azure", options, pause)),
     };
     Ok((store, prefix))
 }

@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep};
 
 use super::client::Client;
 use super::metrics::Kind;
+use super::patience::AskedPause;
 use super::record::ObjectKey;
 use super::*;
 use crate::disk::tests::{Slots, TestChunk};

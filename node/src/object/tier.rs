@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep};
 
 use super::client::Client;
 use super::metrics::{ObjectMetrics, Side};
+use super::patience::AskedPause;
 use super::record::format_folder;
 use super::store::{self, Opened};
 use super::{BlockId, ObjectOptions, OpenError, Trouble, leftovers};
@@ -52,6 +53,8 @@ pub(super) struct StoreNews {
     pub(super) closed: [AtomicBool; 2],
     /// Why a side was left alone the last time.
     pub(super) trouble: Mutex<Option<Trouble>>,
+    /// For how long the store wants to be left alone.
+    pub(super) pause: AskedPause,
     /// Whether the tier is being dropped.
     pub(super) stops: AtomicBool,
 }
@@ -93,19 +96,29 @@ impl ObjectTier {
     /// # Errors
     /// [`OpenError`] says what to change. With [`ObjectOptions::start_without`], a store that refuses is no error.
     pub fn open(options: &ObjectOptions, metrics: ObjectMetrics) -> Result<Self, OpenError> {
-        Self::start(store::open(options)?, options, metrics)
+        let said = Arc::<StoreNews>::default();
+        Self::start_with(store::open(options, &said.pause)?, options, metrics, said)
     }
 
+    #[cfg(test)]
     pub(super) fn start(
         opened: Opened,
         options: &ObjectOptions,
         metrics: ObjectMetrics,
     ) -> Result<Self, OpenError> {
+        Self::start_with(opened, options, metrics, Arc::default())
+    }
+
+    fn start_with(
+        opened: Opened,
+        options: &ObjectOptions,
+        metrics: ObjectMetrics,
+        said: Arc<StoreNews>,
+    ) -> Result<Self, OpenError> {
         let runtime = runtime(options.max_in_flight).map_err(OpenError::Thread)?;
         let [(writes, writes_due), (reads, reads_due), (finds, finds_due)] =
             [(); 3].map(|()| channel(options.queue_orders.max(1)));
         let (ready, opens) = sync_channel(1);
-        let said = Arc::<StoreNews>::default();
         let (copied, metrics_there) = (options.clone(), metrics.clone());
         let (said_there, said_of_folder) = (Arc::clone(&said), Arc::clone(&said));
         let thread = threads::spawn("larder-object", &options.cpus, move || {
@@ -187,6 +200,12 @@ impl ObjectTier {
     #[must_use]
     pub fn is_closed(&self, side: Side) -> bool {
         self.said.closed[side as usize].load(Ordering::Acquire)
+    }
+
+    /// The time until which the store wants to be left alone.
+    #[cfg(test)]
+    pub(super) fn asked_pause(&self) -> Option<Instant> {
+        self.said.pause.until()
     }
 
     /// Why a side is left alone; `None` if neither side is.

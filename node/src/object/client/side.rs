@@ -76,6 +76,14 @@ impl Client {
     /// Notes that a trial failed: the next trial is due later.
     pub(super) fn trial_failed(&self, side: Side) {
         self.side(side).breaker.borrow_mut().trial_failed(self.now());
+        self.put_off(side);
+    }
+
+    /// Puts the next trial off if the store asked for it.
+    fn put_off(&self, side: Side) {
+        if let Some(until) = self.said.pause.until() {
+            self.side(side).breaker.borrow_mut().waits_until(until - self.start);
+        }
     }
 
     pub(in super::super) fn is_open(&self, side: Side) -> bool {
@@ -165,6 +173,7 @@ impl Client {
     fn note(&self, side: Side, trouble: &Trouble, note: fn(&mut Breaker, Duration) -> bool) -> bool {
         let opens = note(&mut self.side(side).breaker.borrow_mut(), self.now());
         if opens {
+            self.put_off(side);
             let name = side.name();
             tracing::error!(%trouble, side = name, "the object store fails: the node leaves it alone, and tries again later");
             *self.said.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble.clone());

@@ -12,6 +12,7 @@ use crate::disk::volume::Damage;
 use crate::object::breaker::{MOST_FAILURES, RETRY_EVERY};
 use crate::object::metrics::Side;
 use crate::object::record::Arriving;
+use crate::object::tier::StoreNews;
 
 #[tokio::test]
 async fn a_damaged_object_is_a_miss_is_counted_deleted_and_can_be_written_again() {
@@ -382,6 +383,18 @@ fn stuck_server() -> std::io::Result<std::net::SocketAddr> {
     Ok(address)
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_store_that_asks_for_a_pause_is_not_tried_before_its_end() {
+    let (said, options) = (Arc::<StoreNews>::default(), options("memory:///"));
+    let store = (Arc::new(InMemory::new()) as Arc<dyn ObjectStore>, Path::from(PREFIX));
+    let client = Client::new(store, &options, metrics(), Arc::clone(&said));
+    let (start, pause) = (Instant::now(), 9 * RETRY_EVERY);
+    said.pause.ask(pause);
+    client.leave_alone(&Trouble::new(TroubleKind::Other, "answer", "503"));
+    client.trial(Side::Reading).await;
+    assert!(start.elapsed() >= pause, "{:?}", start.elapsed());
+}
+
 #[tokio::test]
 async fn a_write_to_a_server_that_never_answers_ends_and_lets_go_of_its_places() {
     let endpoint = format!("http://{}", stuck_server().unwrap());
@@ -390,7 +403,12 @@ async fn a_write_to_a_server_that_never_answers_ends_and_lets_go_of_its_places()
     let timeout = Duration::from_millis(500);
     let options = ObjectOptions { settings, timeout, ..options("s3://bucket/prefix") };
     let metrics = metrics();
-    let client = Client::new(store::open(&options).unwrap(), &options, metrics.clone(), Arc::default());
+    let client = Client::new(
+        store::open(&options, &AskedPause::default()).unwrap(),
+        &options,
+        metrics.clone(),
+        Arc::default(),
+    );
     let deadline = Instant::now() + timeout;
     let order = Slots::new().write_order(single(1));
     assert_eq!(client.write(order, deadline).await, WriteAnswer::Closed);

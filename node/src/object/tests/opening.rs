@@ -1,5 +1,6 @@
 //! The stores that a tier opens, and its errors about the others.
 
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
 
 use super::*;
@@ -46,6 +47,29 @@ fn a_folder_that_cannot_be_made_is_named() {
 fn a_store_where_nobody_answers_is_an_error_that_says_so() {
     let said = refused(&nobody());
     assert!(said.contains("s3://bucket/prefix") && said.contains("check endpoint"), "{said}");
+}
+
+#[test]
+fn a_store_that_asks_for_a_pause_is_left_alone_for_it() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+            let head =
+                "HTTP/1.1 503 Slow Down\r\nRetry-After: 70\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+            // An error: the client gave up.
+            _ = stream.write_all(head.as_bytes());
+        }
+    });
+    let mut options = ObjectOptions { start_without: true, allow_http: true, ..nobody() };
+    options.settings.insert("endpoint".to_owned(), endpoint);
+    let tier = ObjectTier::open(&options, metrics()).unwrap();
+    assert!(tier.is_closed(Side::Reading));
+    let left = tier.asked_pause().unwrap().duration_since(Instant::now());
+    assert!((60..=70).contains(&left.as_secs()), "{left:?}");
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn an_object_that_was_damaged_in_a_real_s3_store_is_a_miss_and_written_again() {
     let tier = ObjectTier::open(&options, metrics.clone()).unwrap();
     let mut slots = Slots::new();
     assert_eq!(write(&tier, &mut slots, 3), WriteAnswer::Durable);
-    let (store, prefix) = store::open(&options).unwrap();
+    let (store, prefix) = store::open(&options, &AskedPause::default()).unwrap();
     let key = ObjectKey { chunk: single(3).key(), block: BLOCKS[0] };
     let name = record::name(&prefix, &key);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

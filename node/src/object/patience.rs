@@ -1,0 +1,68 @@
+//! Hears for how long an overloaded store wants to be left alone: `Retry-After` of its answers 429 and 503.
+//!
+//! The `object_store` crate does not tell this header, so the connector reads it beside the crate.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
+};
+use object_store::{ClientOptions, Result};
+use tokio::time::Instant;
+
+/// The time until which the store wants no requests. Cloning shares.
+#[derive(Debug, Clone, Default)]
+pub(super) struct AskedPause(Arc<Mutex<Option<Instant>>>);
+
+impl AskedPause {
+    /// The time, unless it is over.
+    pub(super) fn until(&self) -> Option<Instant> {
+        self.lock().filter(|&until| until > Instant::now())
+    }
+
+    fn hear(&self, answer: &HttpResponse) {
+        if !matches!(answer.status().as_u16(), 429 | 503) {
+            return;
+        }
+        // A date instead of seconds counts as no header: stores send seconds.
+        let header = answer.headers().get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
+        header.map(Duration::from_secs).into_iter().for_each(|pause| self.ask(pause));
+    }
+
+    /// Notes that the store wants to be left alone for this time.
+    pub(super) fn ask(&self, pause: Duration) {
+        *self.lock() = Some(Instant::now() + pause.min(LONGEST));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HttpConnector for AskedPause {
+    fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
+        let client = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(Hearing { client, pause: self.clone() }))
+    }
+}
+
+/// A client whose answers are heard.
+#[derive(Debug)]
+struct Hearing {
+    client: HttpClient,
+    pause: AskedPause,
+}
+
+#[async_trait]
+impl HttpService for Hearing {
+    async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        let answer = self.client.execute(request).await?;
+        self.pause.hear(&answer);
+        Ok(answer)
+    }
+}
+
+/// A store that asks for more is tried after this time all the same.
+const LONGEST: Duration = Duration::from_secs(300);
