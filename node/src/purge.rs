@@ -37,7 +37,7 @@ struct NodePurges {
 /// The parts of a node that have chunks.
 struct Parts {
     actors: Vec<Addr<GpuActor>>,
-    /// The object store, if there is one.
+    /// The object store, if there is to be one; dangling if it could not be opened.
     objects: Option<Weak<ObjectTier>>,
 }
 
@@ -155,7 +155,7 @@ impl Purges {
             let keys = Arc::new(self.keys(purge, scope).await?);
             for actor in actors {
                 // The disk comes first: purging memory makes the disk forget records, and these would no longer be counted.
-                found += self.remove_from_disk(purge, actor, &keys, mode, &mut unreached).await;
+                found += self.remove_from_disk(purge, actor, &keys, mode, &mut unreached).await?;
                 let mut from = Some(0);
                 while let Some(at) = from {
                     let page = PurgeStep::Page { purge, scope: scope.clone(), mode, from: at };
@@ -220,13 +220,13 @@ impl Purges {
         keys: &Arc<PurgedKeys>,
         mode: PurgeMode,
         unreached: &mut Unreached,
-    ) -> u64 {
+    ) -> Result<u64, String> {
         let (mut after, mut found) = (0, 0);
         loop {
             let of_disk = DiskPurge { keys: Arc::clone(keys), mode };
             let ordered = actor.send(ask(move |actor| actor.purge_disk(of_disk, after))).await;
-            let purged = match ordered.ok().flatten().flatten() {
-                None => return found,
+            let purged = match ordered.ok().flatten().ok_or_else(actor_failed)? {
+                None => return Ok(found),
                 Some(Ok((purged, drive))) => purged_segment(purged, &drive).await,
                 Some(Err(refused)) => Err(refused),
             };
@@ -234,11 +234,11 @@ impl Purges {
                 Err(Refused::Busy) => sleep(LOOK_EVERY).await,
                 Err(Refused::Closed) => {
                     unreached.has_closed = true;
-                    return found;
+                    return Ok(found);
                 }
                 Err(Refused::Silent) => {
                     unreached.is_silent = true;
-                    return found;
+                    return Ok(found);
                 }
                 Ok(segment) => {
                     found += segment.records;
@@ -246,7 +246,7 @@ impl Purges {
                     self.note(purge, |last| last.report.counts.disk_chunks += segment.records);
                     match segment.next {
                         Some(next) => after = next,
-                        None => return found,
+                        None => return Ok(found),
                     }
                 }
             }
@@ -261,16 +261,15 @@ impl Purges {
         objects: Option<&Weak<ObjectTier>>,
     ) -> Result<(), String> {
         let Some(objects) = objects else { return Ok(()) };
+        let left = |why: &dyn std::fmt::Display| format!("objects are left in the object store: {why}");
         let this = self.clone();
         let progress = Box::new(move |more| {
             this.note(purge, |last| last.report.counts.objects += more);
         });
-        let ordered = objects.upgrade().ok_or("the object store is closed")?.purge(ObjectPurge {
-            keys: keys.clone(),
-            mode,
-            progress,
-        });
-        let left = |why: &dyn std::fmt::Display| format!("objects are left in the object store: {why}");
+        let ordered = objects
+            .upgrade()
+            .ok_or_else(|| left(&"it is not open; purge again when it is"))?
+            .purge(ObjectPurge { keys: keys.clone(), mode, progress });
         match ordered {
             Err(Refused::Busy | Refused::Silent) => Err(left(&"the store has too much to do; purge again")),
             Err(Refused::Closed) => {

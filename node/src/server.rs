@@ -105,7 +105,7 @@ pub async fn run_on(
     let (audit, auditing) = start_audit(&limits)?;
     let mut cluster = start_cluster(&limits, &metrics, clock).await?;
     let objects = Objects::start(limits.object.as_ref(), &metrics, &state).await;
-    let stored = objects.as_ref().and_then(Objects::tier);
+    let stored = objects.as_ref().map(Objects::tier);
     let filling = Arc::clone(&state.filling);
     let logs = (recorder, audit.clone());
     let shared = NodeParts { metrics: Arc::clone(&metrics), clock, tenants, logs, objects, devices, filling };

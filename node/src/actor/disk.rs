@@ -111,13 +111,15 @@ impl GpuActor {
         Ok(visiting.map(|visited| visited.ok().flatten().unwrap_or(Visited::Closed)))
     }
 
-    /// Purges a segment for an admin; `None` if there is no disk. The watch says whether the answer is to be expected.
+    /// Purges a segment for an admin; `None` if the actor is to have no disk. The watch says whether the answer is to be expected.
     pub(crate) fn purge_disk(
         &mut self,
         purge: DiskPurge,
         after: u64,
     ) -> Option<Result<SegmentPurge, Refused>> {
-        let tier = &self.hands.disk.as_ref()?.tier;
+        let Some(DiskParts { tier, .. }) = &self.hands.disk else {
+            return self.hands.disk_trouble.is_some().then_some(Err(Refused::Closed));
+        };
         Some(tier.purge(purge, after).map(|purged| (purged, tier.watch().clone())))
     }
 

@@ -44,9 +44,9 @@ impl Objects {
         Some(objects)
     }
 
-    /// The tier, if it is open. The reference does not keep the tier open.
-    pub(super) fn tier(&self) -> Option<Weak<ObjectTier>> {
-        self.tier.as_ref().ok().map(Arc::downgrade)
+    /// The tier; dangling if it is not open. The reference does not keep the tier open.
+    pub(super) fn tier(&self) -> Weak<ObjectTier> {
+        self.tier.as_ref().map_or_else(|_| Weak::new(), Arc::downgrade)
     }
 
     /// The parts that one actor needs; `None` if the tier is not open.
@@ -60,7 +60,7 @@ impl Objects {
     /// Reports the state of the store, without keeping the tier open.
     fn reporter(&self) -> impl Fn() -> ObjectStatus + Send + Sync + use<> {
         let ObjectOptions { url, writes, .. } = self.limits.options.clone();
-        let tier = self.tier.as_ref().map_or_else(|_| Weak::new(), Arc::downgrade);
+        let tier = self.tier();
         let error = self.tier.as_ref().err().map(ToString::to_string);
         move || match tier.upgrade() {
             Some(tier) => ObjectStatus {

@@ -168,6 +168,22 @@ fn a_closed_disk_keeps_a_purge_from_nothing_else() {
 }
 
 #[test]
+fn a_tier_that_could_not_be_opened_is_not_purged_and_the_purge_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "no folder").unwrap();
+    let file = file.display();
+    let disk = format!("[disk]\nfolder = \"{file}\"\ncapacity_bytes = \"64MiB\"\nsegment_bytes = \"4MiB\"\n");
+    let objects = format!("[object]\nurl = \"file://{file}\"\n");
+    for (tier, expected) in [(disk, "a disk tier is closed"), (objects, "the object store: it is not open")] {
+        let cluster = cluster(1, &tier);
+        let (code, purged, said) = admin(&cluster, &["purge", "--tenant", "default"]);
+        assert_eq!(code, Some(1), "{purged} {said}");
+        assert!(purged.to_string().contains(expected), "{purged} {said}");
+    }
+}
+
+#[test]
 fn objects_are_purged_too() {
     let dir = tempfile::tempdir().unwrap();
     let objects = format!("[object]\nurl = \"file://{}/store\"\n", dir.path().display());
