@@ -257,10 +257,7 @@ async fn serve<R: Register + 'static>(
     let (audit, thread) = start_audit(&config)?;
     let served = serve_noting(config, file, register, &audit, on_ready, stop).await;
     audit.end();
-    if let Some(thread) = thread {
-        // An error means that the thread panicked. It only has a few lines to write.
-        let _ = thread.join();
-    }
+    audit::last_lines(thread).await;
     served
 }
 

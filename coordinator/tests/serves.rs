@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -587,6 +589,30 @@ fn the_audit_log_says_who_changed_what() {
         assert!(has("admin me", "reload", "", "coordinator.toml"), "{text}");
         assert!(has("console of admin web", "set_policy", "sieve at node-0", "does not reach"), "{text}");
     });
+}
+
+#[test]
+fn a_coordinator_ends_although_its_audit_log_stalls() {
+    on_one_thread(async {
+        let place = Place::new();
+        let config = place.config_with_console();
+        let _reader = full_pipe(&place.file("audit"));
+        let coordinator =
+            Coordinator::start(move |ready, stop| actix_rt::System::new().block_on(run(config, ready, stop)));
+        place.reload(&coordinator, "me").await;
+        coordinator.stop();
+    });
+}
+
+/// Makes a pipe that takes no byte more, and returns its reader.
+fn full_pipe(path: &Path) -> std::fs::File {
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let mut options = std::fs::File::options();
+    let mut pipe = options.read(true).write(true).custom_flags(nonblocking).open(path).unwrap();
+    while pipe.write(&[b'\n'; 4_096]).is_ok() {}
+    pipe
 }
 
 #[test]

@@ -153,7 +153,7 @@ pub async fn run_on(
         server.stop().await;
     }
     end_threads(actors.into_iter().map(|(_, arbiter)| arbiter), recording).await;
-    last_lines(auditing).await;
+    audit::last_lines(auditing).await;
     match ended {
         Some(ended) => ended.unwrap_or_else(|error| Err(error.into())),
         None => serving.await.unwrap_or_else(|error| Err(error.into())),
@@ -284,17 +284,6 @@ async fn end_threads(arbiters: impl Iterator<Item = Arbiter>, recording: Option<
     }
 }
 
-/// Waits briefly until the audit log has its last lines. Its thread goes on if somebody still holds the log.
-async fn last_lines(auditing: Option<JoinHandle<()>>) {
-    let Some(auditing) = auditing else { return };
-    for _ in 0..LAST_LINES_LOOKS {
-        if auditing.is_finished() {
-            return;
-        }
-        tokio::time::sleep(LAST_LINES_LOOK).await;
-    }
-}
-
 /// Allows this process as many open files as the system permits: every extent, session and engine process has a descriptor.
 fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -394,7 +383,3 @@ pub const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// How often the node checks that no actor has ended.
 const ACTORS_LOOKED_AT: Duration = Duration::from_millis(500);
-
-/// How often, and how many times, a stopping node checks whether the audit log has its last lines.
-const LAST_LINES_LOOK: Duration = Duration::from_millis(20);
-const LAST_LINES_LOOKS: u32 = 25;

@@ -84,7 +84,7 @@ impl LineFile {
 
     /// Ends the thread, after it has written the lines handed over before. Later lines are lost.
     pub fn end(&self) {
-        // An error: the queue is full, and the thread ends with the last handle.
+        // An error: the queue is full. Then the thread ends with the last handle.
         let _ = self.queue.try_send(END.to_vec());
     }
 }
@@ -151,8 +151,7 @@ fn write_lines(mut open: OpenFile, lines: &Receiver<Vec<u8>>, lost: &Lost) {
         if let Err(error) = written {
             let path = open.config.path.display();
             tracing::error!(%error, %path, "a log file cannot be written: all further lines are lost until the next start");
-            lines.iter().for_each(|_| lost());
-            return;
+            return lines.iter().take_while(|line| line != END).for_each(|_| lost());
         }
     }
     if let Err(error) = open.file.flush() {
@@ -258,6 +257,16 @@ mod tests {
         file.end();
         thread.join().unwrap();
         assert_eq!(fs::read_to_string(path).unwrap(), "\"one\"\n");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_ends_too() {
+        let full = RecordConfig::to("/dev/full".into());
+        let (file, thread) = LineFile::start(full, "test", Arc::new(|| {})).unwrap();
+        // No buffer holds this line.
+        file.write(&"x".repeat(1 << 20));
+        file.end();
+        thread.join().unwrap();
     }
 
     #[test]
