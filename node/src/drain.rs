@@ -7,7 +7,9 @@
 //! told to stop leaves anyway.
 //!
 //! If all nodes drain at once, one node stays. An admin's drain ends only when the table lists this node as draining. That table
-//! also lists every node whose drain the coordinator heard of earlier, so the last node sees that no taker is left.
+//! also lists every node whose drain the coordinator heard of earlier, so the last node sees that no taker is left. And of two
+//! nodes that leave, one knows that it has the last copy of their common chunks. A node that was told to stop waits for that table
+//! for `LISTED_WITHIN` at most, if other nodes have some of its chunks.
 
 mod heard;
 
@@ -261,6 +263,7 @@ impl Drains {
         let mut told: (Option<Wish>, Vec<Holder>) = (None, Vec::new());
         let mut alone_since = None;
         let mut heard = Heard::new(actors.len());
+        let listed_until = self.0.clock.elapsed() + LISTED_WITHIN;
         loop {
             let wish = self.wish_for(first.drain)?;
             let takers = self.takers();
@@ -289,8 +292,14 @@ impl Drains {
             heard.hear(self.0.clock.elapsed(), ask).await;
             self.state().chunks = heard.chunks();
             let is_late = self.0.clock.elapsed() >= wish.until + LATE;
-            let may_leave = wish.is_stopping || (self.is_known_to_drain() && !self.takers().is_empty());
-            if is_late || (may_leave && heard.is_over()) {
+            let is_listed = self.is_known_to_drain();
+            let now_takers = self.takers();
+            let may_leave = match wish.is_stopping {
+                true => is_listed || heard.chunks().elsewhere == 0 || self.0.clock.elapsed() >= listed_until,
+                false => is_listed && !now_takers.is_empty(),
+            };
+            // The actors must know the takers of the table that lists this node.
+            if is_late || (may_leave && now_takers == told.1 && heard.is_over()) {
                 return self.end(first.drain);
             }
             sleep(LOOK_EVERY).await;
@@ -395,6 +404,9 @@ const ALONE_FOR: Duration = Duration::from_secs(5);
 
 /// How often the actors are asked for their progress.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long a node that was told to stop waits until the table lists it as draining. Without a leader, no table will.
+const LISTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long after the deadline the node still waits for its actors. Then it leaves without their answers.
 const LATE: Duration = Duration::from_secs(1);

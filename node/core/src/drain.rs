@@ -1,7 +1,7 @@
 //! Drains: a node that leaves moves its warm chunks to others first.
 //!
-//! Chunks move in the order of their worth here, the last to be evicted first. A chunk stays if another node holds it too, if the
-//! object store has it, or if it is on the disk of a node that comes back. The others are offered in batches: the actor asks the
+//! Chunks move in the order of their worth here, the last to be evicted first. A chunk stays if another node holds it too, as long
+//! as that node does not leave; if the object store has it; or if it is on the disk of a node that comes back. The others are offered in batches: the actor asks the
 //! directory who else has them, then asks the taker with the most room to keep the rest, and waits for its answer. The taker
 //! fetches them like any other chunk ([`take`]), so the usual path checks names, checksums and bounds. A taker that does not
 //! answer, or refuses all, is not asked again while another taker takes something; a taker that refuses a namespace is not asked
@@ -160,8 +160,14 @@ impl Core {
     /// Sets the actors of other nodes that may keep this actor's chunks when it drains, in the order in which they are asked.
     pub(crate) fn takers_are(&mut self, takers: Vec<Holder>) {
         self.takers = takers;
-        if let Some(drain) = &mut self.drain {
-            drain.takers.are(&self.takers);
+        let Some(drain) = &mut self.drain else { return };
+        drain.takers.are(&self.takers);
+        let again = drain.queue.forget_held_by_others(&drain.takers);
+        if again > 0 {
+            drain.counts.elsewhere -= again;
+            drain.counts.found -= again;
+            drain.is_over = false;
+            self.queue_leaving();
         }
     }
 
@@ -241,11 +247,13 @@ impl Core {
             step => return drain.step = step,
         };
         let mut holders = holders.iter();
-        let takers = &drain.takers;
+        let Drain { takers, queue, .. } = drain;
         let all = batch.chunks.len();
-        batch.chunks.retain(|_| {
-            let others = holders.next();
-            !others.is_some_and(|others| others.iter().any(|holder| takers.has_node(holder.node)))
+        batch.chunks.retain(|(candidate, ..)| {
+            let others = holders.next().into_iter().flat_map(|others| others.iter());
+            let other = others.map(|holder| holder.node).find(|&node| takers.has_node(node));
+            other.into_iter().for_each(|node| queue.is_held_by(node, candidate.id));
+            other.is_none()
         });
         drain.counts.elsewhere += (all - batch.chunks.len()) as u64;
         if batch.chunks.is_empty() {
@@ -304,6 +312,7 @@ impl Core {
         self.takes = take::Takes::default();
         if let Some(drain) = &mut self.drain {
             drain.end();
+            drain.queue = Queue::default();
         }
     }
 }

@@ -183,6 +183,27 @@ fn the_only_two_nodes_never_leave_by_draining_at_once() {
 }
 
 #[test]
+fn of_two_nodes_that_drain_at_once_one_leaves_their_common_chunks_to_the_third() {
+    let cluster = cluster(3, "");
+    let [one, other, third] = [0, 1, 2].map(|node| Engine::connect(&cluster.socket(node)));
+    let hashes = prompt(b'a', 100);
+    one.put(&hashes);
+    wait::until("two nodes have the chunks", || (other.get(&hashes) == 100).then_some(()));
+    drop((one, other));
+    let drains = ["node-0", "node-1"].map(|node| {
+        command(&cluster, "admin", &["drain", node])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    });
+    for mut drain in drains {
+        assert!(drain.wait().unwrap().success());
+    }
+    wait::until("the third node has the chunks", || (third.get(&hashes) == 100).then_some(()));
+}
+
+#[test]
 fn a_drain_outlives_a_moment_in_which_the_only_other_node_is_suspect() {
     let mut cluster = cluster(2, "");
     quick_times(&mut cluster);

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use larder_protocol::Fingerprint;
 use larder_protocol::drain::TakeChunk;
+use larder_protocol::table::NodeNumber;
 
 use super::takers::Takers;
 use crate::store::Leaving;
@@ -19,6 +20,8 @@ pub(super) struct Queue {
     aside: BTreeMap<Fingerprint, Vec<Candidate>>,
     /// Chunks that need not be considered again.
     seen: HashSet<ChunkId>,
+    /// Chunks among them that stay because another node holds them, by that node.
+    elsewhere: BTreeMap<NodeNumber, Vec<ChunkId>>,
 }
 
 /// A chunk that may have to move.
@@ -53,14 +56,31 @@ impl Queue {
         self.next.push(candidate);
     }
 
+    /// Notes that a chunk stays because this node holds it too.
+    pub(super) fn is_held_by(&mut self, node: NodeNumber, chunk: ChunkId) {
+        self.elsewhere.entry(node).or_default().push(chunk);
+    }
+
+    /// Forgets the chunks that stayed because of nodes that are no takers any more, so that they are added anew. Returns their
+    /// number.
+    pub(super) fn forget_held_by_others(&mut self, takers: &Takers) -> u64 {
+        let before = self.seen.len();
+        self.elsewhere.retain(|&node, chunks| {
+            let stays = takers.has_node(node);
+            chunks.iter().filter(|_| !stays).for_each(|chunk| _ = self.seen.remove(chunk));
+            stays
+        });
+        (before - self.seen.len()) as u64
+    }
+
     /// Whether chunks are left for which no taker has room.
     pub(super) fn is_stuck(&self) -> bool {
         !self.aside.is_empty()
     }
 
-    /// Forgets all chunks, and returns their number.
+    /// Gives up the chunks that wait, and returns their number.
     pub(super) fn clear(&mut self) -> u64 {
-        let Self { next, aside, .. } = std::mem::take(self);
+        let (next, aside) = (std::mem::take(&mut self.next), std::mem::take(&mut self.aside));
         (next.len() + aside.values().map(Vec::len).sum::<usize>()) as u64
     }
 

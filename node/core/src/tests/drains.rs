@@ -162,6 +162,23 @@ fn a_holder_that_leaves_too_does_not_count() {
 }
 
 #[test]
+fn a_chunk_moves_after_all_if_its_other_holder_leaves_too() {
+    let mut w = World::new(PEERS);
+    w.put("ab");
+    w.drains(&[(2, 9), (3, 5)]);
+    w.directory_says(&[&[2], &[3]]);
+    assert!(w.progress().is_over);
+    assert_eq!(w.counts().elsewhere, 2);
+    w.tell(Event::TakersAre(vec![node(3)]));
+    assert_eq!(w.directory_says(&[&[2]]), 1, "the other one still has a holder");
+    let offer = w.asks_to_take();
+    assert_eq!((offer.taker, offer.chunks.len()), (node(3), 1));
+    w.tell(Event::TakeAnswered { take: offer.take, taken: says(&[true], 4, 0) });
+    assert!(w.progress().is_over);
+    assert_eq!((w.counts().found, w.counts().elsewhere, w.counts().moved), (2, 1, 1));
+}
+
+#[test]
 fn what_the_disk_keeps_stays_if_the_node_comes_back_and_moves_if_it_does_not() {
     for keeps_disk in [true, false] {
         let mut w = World::new(Sources { disk: Some(DEADLINE), ..PEERS });
