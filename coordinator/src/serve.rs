@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_net::audit::Audit;
-use larder_net::coordinator_client::who;
+use larder_net::coordinator_client::{MAX_ADDRESSES, who};
 use larder_net::quic::{
     Asked, Endpoint, Guest, GuestLimits, Guests, Incoming, MessageError, write_encoded, write_message,
 };
@@ -455,8 +455,8 @@ fn plain(address: IpAddr) -> IpAddr {
 /// connection.
 fn limits_of(role: Role) -> GuestLimits {
     let (connections, message_bytes, waiting_bytes) = match role {
-        // Pages of a table are the longest messages.
-        Role::Node => (4, MAX_PEER_MESSAGE_BYTES, MAX_PEER_MESSAGE_BYTES),
+        // All dialed addresses may be this coordinator's. Pages of a table are the longest messages.
+        Role::Node => (2 * MAX_ADDRESSES, MAX_PEER_MESSAGE_BYTES, MAX_PEER_MESSAGE_BYTES),
         Role::Engine | Role::Admin => (64, SMALL_MESSAGE_BYTES, 64 * SMALL_MESSAGE_BYTES),
         // All coordinators may have one certificate.
         Role::Coordinator => (16, SMALL_MESSAGE_BYTES, 16 * SMALL_MESSAGE_BYTES),

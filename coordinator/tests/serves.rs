@@ -17,17 +17,18 @@ use larder_coordinator::{
     Config, ElectionConfig, HttpConfig, MembershipConfig, PeerConfig, Ready, ServeError, StateConfig, Status,
     run, run_elected, run_from,
 };
-use larder_net::coordinator_client::{Candidate, FollowAs, Known, NodeFacts, follow};
+use larder_net::coordinator_client::{Candidate, FollowAs, Known, MAX_ADDRESSES, NodeFacts, follow};
 use larder_net::line_file::RecordConfig;
 use larder_net::quic::ca::{Authority, Validity};
 use larder_net::quic::{Credentials, Endpoint, TransportSettings, read_message, write_message};
 use larder_net::trace::TracingConfig;
 use larder_protocol::identity::{Identity, Role};
-use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Join, Joined, Standing};
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, Join, Joined, Standing};
 use larder_protocol::peer::{PeerRequest, PeerResponse, RowSpan, Rows};
 use larder_protocol::table::{Epoch, Holder, Member, MemberState, NodeNumber, PARTITIONS, Table, pages};
 use larder_protocol::v1::is_merged;
 use larder_protocol::version::Version as ProtocolVersion;
+use quinn::{RecvStream, SendStream};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::net::UdpSocket;
@@ -157,6 +158,17 @@ impl Place {
     /// Has an admin ask a coordinator to reload.
     async fn reload(&self, coordinator: &Coordinator, admin: &str) -> CoordinatorMessage {
         self.admin_asks(coordinator, admin, FollowerMessage::Reload).await
+    }
+
+    /// The endpoint of a node, and its stream, on which it has joined.
+    async fn joined(&self, coordinator: &Coordinator) -> (Endpoint, SendStream, RecvStream) {
+        let endpoint = self.endpoint(&Identity::new(Role::Node, "a"));
+        let connection = endpoint.connect(coordinator.ready.peer, Role::Coordinator, None).await.unwrap();
+        let (mut send, receive) = connection.quic().open_bi().await.unwrap();
+        let (peer, http) = (any_port(), any_port());
+        let join = Join { incarnation: 1, epoch: Epoch::default(), peer, http, devices: 1, weight: 1 };
+        write_message(&mut send, &FollowerMessage::Join(join)).await.unwrap();
+        (endpoint, send, receive)
     }
 
     async fn admin_asks(
@@ -519,12 +531,7 @@ fn a_node_that_brings_a_table_unasked_is_turned_away() {
     on_one_thread(async {
         let place = Place::new();
         let coordinator = place.start(None);
-        let node = place.endpoint(&Identity::new(Role::Node, "a"));
-        let connection = node.connect(coordinator.ready.peer, Role::Coordinator, None).await.unwrap();
-        let (mut send, _receive) = connection.quic().open_bi().await.unwrap();
-        let (peer, http) = (any_port(), any_port());
-        let join = Join { incarnation: 1, epoch: Epoch::default(), peer, http, devices: 1, weight: 1 };
-        write_message(&mut send, &FollowerMessage::Join(join)).await.unwrap();
+        let (_endpoint, mut send, _receive) = place.joined(&coordinator).await;
         let page = pages(&Table::default(), &Table::default()).remove(0);
         write_message(&mut send, &FollowerMessage::Brings(page)).await.unwrap();
         coordinator.counted("larder_coordinator_rejected_total{reason=\"out_of_order\"} 1").await;
@@ -956,6 +963,52 @@ fn two_coordinators_that_do_not_know_of_each_other_are_noticed_and_the_lower_one
         .await;
         higher.stop();
     });
+}
+
+#[test]
+fn a_node_that_dials_all_addresses_of_a_coordinator_keeps_its_stream() {
+    on_one_thread(async {
+        let place = Place::new();
+        let coordinator = place.start(None);
+        let (endpoint, mut send, mut receive) = place.joined(&coordinator).await;
+        let mut others = Vec::new();
+        for _ in 0..MAX_ADDRESSES {
+            let other = endpoint.connect(coordinator.ready.peer, Role::Coordinator, None).await.unwrap();
+            others.push(other);
+        }
+        is_heard(&mut send, &mut receive).await;
+    });
+}
+
+#[test]
+fn a_node_that_follows_a_coordinator_gives_up_its_other_dials() {
+    on_one_thread(async {
+        let place = Place::new();
+        let coordinator = place.start(None);
+        let slow = place.endpoint(&Identity::new(Role::Coordinator, "c"));
+        let addresses = vec![coordinator.ready.peer, slow.local_address()];
+        let mut node = place.node_of("a", 1, addresses);
+        let dialled = slow.accept().await.unwrap();
+        node.sees("itself", members(1)).await;
+        let given_up = async {
+            if let Ok(connection) = dialled.accept().await {
+                connection.quic().closed().await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, given_up).await.unwrap();
+    });
+}
+
+/// Sends a heartbeat, and waits for the answer.
+async fn is_heard(send: &mut SendStream, receive: &mut RecvStream) {
+    let beat = Heartbeat { epoch: Epoch::default(), silent: Vec::new() };
+    write_message(send, &FollowerMessage::Heartbeat(beat)).await.unwrap();
+    let heard = async {
+        while read_message::<CoordinatorMessage>(receive).await.unwrap().unwrap() != CoordinatorMessage::Heard
+        {
+        }
+    };
+    tokio::time::timeout(DEADLINE, heard).await.unwrap();
 }
 
 #[test]

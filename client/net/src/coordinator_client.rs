@@ -172,7 +172,7 @@ impl CoordinatorClient {
                 Ok(connection) => {
                     // The others answer as fast, or are dead.
                     patience = OTHERS_DEADLINE;
-                    self.follow_over(&connection, &mut leaving).await
+                    self.follow_over(&connection, &mut leaving, || dials.clear()).await
                 }
                 Err(error) => Err(error),
             };
@@ -184,11 +184,12 @@ impl CoordinatorClient {
         Err(ended)
     }
 
-    /// Follows over one stream, from its start to its end.
+    /// Follows over one stream, from its start to its end. Calls `is_taken` when the coordinator leads and follows.
     async fn follow_over(
         &mut self,
         connection: &Connection,
         leaving: &mut watch::Receiver<bool>,
+        is_taken: impl FnMut(),
     ) -> Result<(), Failed> {
         let (mut send, mut receive) = connection.quic().open_bi().await?;
         let version = connection.version();
@@ -205,7 +206,7 @@ impl CoordinatorClient {
                 }
             }
         });
-        let ended = self.talk(&mut send, &mut messages, leaving).await;
+        let ended = self.talk(&mut send, &mut messages, leaving, is_taken).await;
         reader.abort();
         if self.following.is_joined() || (self.node.is_none() && self.following.is_taken()) {
             self.led = Instant::now();
@@ -218,6 +219,7 @@ impl CoordinatorClient {
         send: &mut quinn::SendStream,
         messages: &mut mpsc::Receiver<CoordinatorMessage>,
         leaving: &mut watch::Receiver<bool>,
+        mut is_taken: impl FnMut(),
     ) -> Result<(), Failed> {
         let mut drains =
             self.node.as_ref().map_or_else(|| watch::channel(false).1, |node| node.drains.clone());
@@ -237,6 +239,9 @@ impl CoordinatorClient {
                         looking = Some(AbortOnDrop(tokio::spawn(look)));
                     }
                     self.hear(message)?;
+                    if self.following.is_taken() {
+                        is_taken();
+                    }
                 }
                 Ok(()) = drains.changed(), if self.node.is_some() => {}
                 Some(rival) = rivals.recv(), if looking.is_some() => {
@@ -364,7 +369,7 @@ async fn resolve(names: &[String]) -> Vec<SocketAddr> {
 }
 
 /// The most addresses of coordinators to dial: five coordinators, each with three.
-const MAX_ADDRESSES: usize = 16;
+pub const MAX_ADDRESSES: usize = 16;
 
 /// How long a handshake may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(2);
