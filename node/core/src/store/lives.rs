@@ -34,6 +34,7 @@ impl Store {
         (next.tenths, next.now) = (self.tenths, self.now);
         next.sessions = Sessions::after(&self.sessions);
         next.remembered = self.remembered.after();
+        next.purges = self.purges.after();
         next.slab.seclude_all(&self.slab);
         let shown = |extent| {
             let before = self.seclusion.extents.get(&extent).into_iter().flatten().copied();

@@ -27,7 +27,7 @@ pub(super) struct Purges {
 }
 
 /// A purge that has not ended.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct OpenPurge {
     number: u64,
     scope: PurgeScope,
@@ -98,6 +98,13 @@ pub struct PurgedPage {
     pub removed: u64,
     /// Where the next step begins; `None` after the last.
     pub next: Option<usize>,
+}
+
+impl Purges {
+    /// Those of a store that takes the place of this purges' store: it has no chunk of tenants that left.
+    pub(super) fn after(&self) -> Self {
+        Self { open: self.open.clone(), leaving_from: None }
+    }
 }
 
 impl Store {

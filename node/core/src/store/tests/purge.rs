@@ -127,6 +127,20 @@ fn a_purge_keeps_the_names_of_chunks_that_came_meanwhile_and_whose_parents_are_g
 }
 
 #[test]
+fn a_purge_that_is_open_stays_open_in_the_next_life_of_the_store() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("ab");
+    let scope = PurgeScope::Chunks(f.name_of_namespace(), vec![name("a")]);
+    f.store.begin_purge(1, scope.clone());
+    f.store = f.store.begin_anew();
+    f.session = f.join(0, 0);
+    assert!(!f.store.may_bring(f.namespace));
+    assert!(f.store.keys_of_purge(1, &scope).hashes().unwrap().contains(&name("ab")));
+    f.store.end_purge(1);
+    assert!(f.store.may_bring(f.namespace));
+}
+
+#[test]
 fn a_chunk_goes_with_all_that_continue_it_and_its_neighbours_stay() {
     let mut f = Fixture::new(limits(16, 16));
     ["abcd", "abx", "ay", "z"].into_iter().for_each(|word| f.put(word));
