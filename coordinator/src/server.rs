@@ -4,6 +4,7 @@ mod checks;
 mod console;
 
 use std::cell::RefCell;
+use std::error::Error as _;
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -159,7 +160,8 @@ pub enum ServeError {
 }
 
 impl ServeError {
-    /// Whether another start can help only after a change of the configuration, or of the things it names.
+    /// Whether another start can help only after a change of the configuration, or of the things it names. An error of the system
+    /// may pass: a disk may come late.
     #[must_use]
     pub fn is_the_askers(&self) -> bool {
         let is_of_the_election =
@@ -174,7 +176,8 @@ impl ServeError {
                 | Self::NoTokenizers
                 | Self::Audit { .. }
         );
-        is_of_the_election || is_of_a_file
+        let mut causes = std::iter::successors(self.source(), |&cause| cause.source());
+        (is_of_the_election || is_of_a_file) && !causes.any(|cause| cause.is::<std::io::Error>())
     }
 }
 

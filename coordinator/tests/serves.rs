@@ -623,6 +623,23 @@ fn full_pipe(path: &Path) -> std::fs::File {
 }
 
 #[test]
+fn a_file_that_is_missing_may_come_and_a_wrong_one_must_be_changed() {
+    let place = Place::new();
+    let (config, missing) = (place.config("state.redb", None), place.file("missing/file"));
+    let with = |certificate: &Path| PeerConfig { certificate: certificate.to_owned(), ..config.peer.clone() };
+    let audit = Some(RecordConfig::to(missing.clone()));
+    for (config, is_the_askers) in [
+        (Config { audit, ..config.clone() }, false),
+        (Config { peer: with(&missing), ..config.clone() }, false),
+        (Config { peer: with(&place.file("ca.pem")), ..config.clone() }, true),
+    ] {
+        let error =
+            actix_rt::System::new().block_on(run(config, |_| (), std::future::pending())).unwrap_err();
+        assert_eq!(error.is_the_askers(), is_the_askers, "{error}");
+    }
+}
+
+#[test]
 fn the_console_changes_all_nodes_only_if_there_are_any() {
     on_one_thread(async {
         let place = Place::new();
