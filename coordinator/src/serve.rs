@@ -295,6 +295,7 @@ impl Server {
         mut brings: Option<TableReader>,
     ) {
         let connection = guest.connection();
+        let rivals = self.meet_reported(number);
         loop {
             let message = guest.seat().read(receive).await;
             match message.map(|asked| asked.map(|asked| asked.message)) {
@@ -334,7 +335,8 @@ impl Server {
                         self.adopt(&table, &connection.peer().name);
                     }
                 }
-                Ok(Some(FollowerMessage::Rival(address))) => self.meet(number, address).await,
+                // If too many wait, the node reports this one again later.
+                Ok(Some(FollowerMessage::Rival(address))) => _ = rivals.try_send(address),
                 Ok(Some(FollowerMessage::Drains(_) | FollowerMessage::Leave)) if !self.standing().leads => {
                     return;
                 }
@@ -369,6 +371,19 @@ impl Server {
         if self.membership.lock().adopt(table, self.uptime.now()) {
             tracing::info!(node, "this leader goes on from the table that a node brought");
         }
+    }
+
+    /// Meets the coordinators that a member reports, one after the other, until the channel's sender is dropped. The member's
+    /// heartbeats are heard meanwhile.
+    fn meet_reported(self: &Rc<Self>, by: NodeNumber) -> mpsc::Sender<SocketAddr> {
+        let (rivals, mut reported) = mpsc::channel(WAITING_RIVALS);
+        let server = Rc::clone(self);
+        actix_rt::spawn(async move {
+            while let Some(address) = reported.recv().await {
+                server.meet(by, address).await;
+            }
+        });
+        rivals
     }
 
     /// Asks another coordinator that leads, as a member reports. If most members of both report the other, one of the two yields;
@@ -475,6 +490,9 @@ const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Time for a follower to read the last messages.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Reported coordinators that wait to be met, of each member.
+const WAITING_RIVALS: usize = 16;
 
 /// Answers that wait for a follower to read them.
 const WAITING_MESSAGES: usize = 16;

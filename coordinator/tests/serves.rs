@@ -1016,6 +1016,21 @@ fn a_node_that_follows_a_coordinator_gives_up_its_other_dials() {
     });
 }
 
+#[test]
+fn a_node_is_heard_while_the_coordinator_meets_a_rival() {
+    on_one_thread(async {
+        let place = Place::new();
+        let coordinator = place.start(None);
+        let (_endpoint, mut send, mut receive) = place.joined(&coordinator).await;
+        let rival = place.endpoint(&Identity::new(Role::Coordinator, "c"));
+        write_message(&mut send, &FollowerMessage::Rival(rival.local_address())).await.unwrap();
+        // The rival lets the question wait.
+        let met = rival.accept().await.unwrap().accept().await.unwrap();
+        is_heard(&mut send, &mut receive).await;
+        assert!(met.quic().close_reason().is_none());
+    });
+}
+
 /// Sends a heartbeat, and waits for the answer.
 async fn is_heard(send: &mut SendStream, receive: &mut RecvStream) {
     let beat = Heartbeat { epoch: Epoch::default(), silent: Vec::new() };
