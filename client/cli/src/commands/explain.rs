@@ -154,7 +154,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         format.print(&all.came, |_| list(&all.came))?;
         return Ok(exit(&all.silent, false));
     };
-    all.came.iter_mut().for_each(|explained| explained.ask_others(&nodes));
+    let silent = all.came.iter_mut().flat_map(|explained| explained.ask_others(&nodes)).collect();
+    all.add(Answers { came: Vec::new(), silent });
     if all.came.is_empty() && format.format() != Format::Json {
         output::note(format_args!(
             "no node knows the request {request}: name an engine's request id or a trace id; a node keeps about its last thousand lookups"
@@ -200,18 +201,23 @@ impl Explained {
         Self { node: node.to_owned(), lookup, evicted_elsewhere: Vec::new() }
     }
 
-    /// Asks the other nodes whether they evicted chunks that the serving node never had.
-    fn ask_others(&mut self, nodes: &[Surveyed]) {
+    /// Asks the other nodes whether they evicted chunks that the serving node never had. Returns why nodes gave no answer.
+    fn ask_others(&mut self, nodes: &[Surveyed]) -> Vec<String> {
         let LookupStatus { namespace, hashes, runs, unix_ms, .. } = &self.lookup;
         let is_open = |run: &RunStatus| matches!(run.outcome.as_str(), "never_stored" | "unknown");
         if !runs.iter().any(is_open) {
-            return;
+            return Vec::new();
         }
+        let mut silent = Vec::new();
         let question = ExplainQuestion { fingerprint: namespace.clone(), hashes: hashes.clone() };
         let others = nodes.iter().filter(|node| node.name != self.node && node.said.is_ok());
         for node in others {
-            let answer: anyhow::Result<Vec<ChainStatus>> = http::post_json(&node.http, "/explain", &question);
-            let evictions = answer.into_iter().flatten().flat_map(|chain| chain.runs);
+            let chains: Vec<ChainStatus> =
+                http::post_json(&node.http, "/explain", &question).unwrap_or_else(|error| {
+                    silent.push(format!("{}: {error:#}", node.name));
+                    Vec::new()
+                });
+            let evictions = chains.into_iter().flat_map(|chain| chain.runs);
             let before =
                 |run: &RunStatus| run.evicted.as_ref().is_some_and(|evicted| evicted.unix_ms <= *unix_ms);
             for run in evictions.filter(before) {
@@ -224,6 +230,7 @@ impl Explained {
             }
         }
         self.evicted_elsewhere.sort_by_key(|one| (one.run.from, one.run.to));
+        silent
     }
 
     fn heading(&self) -> String {
@@ -459,6 +466,19 @@ mod tests {
         all.add(silent(&["b: gone"]));
         all.add(silent(&["c: busy"]));
         assert_eq!(all.silent, ["a: busy", "b: gone", "c: busy"]);
+    }
+
+    #[test]
+    fn another_node_that_does_not_answer_is_named() {
+        let words = serde_json::json!({"name": "node-1", "ready": true, "uptime_seconds": 1.0, "actors": []});
+        let said = Ok((words.clone(), serde_json::from_value(words).unwrap()));
+        // Nobody listens there.
+        let other = Surveyed { name: "node-1".into(), http: "127.0.0.1:1".into(), member: None, said };
+        let mut explained = explained();
+        assert_eq!(explained.ask_others(std::slice::from_ref(&other)), [""; 0], "nothing is to be asked");
+        explained.lookup.runs[1].outcome = "never_stored".into();
+        let silent = explained.ask_others(&[other]);
+        assert!(silent.len() == 1 && silent[0].starts_with("node-1: "), "{silent:?}");
     }
 
     #[test]
