@@ -85,7 +85,9 @@ pub(crate) async fn answer(
     lost: impl Fn() -> Vec<(Lost, Millis)> + Clone + 'static,
     mut questions: mpsc::Receiver<NodeQuery>,
 ) {
-    let (admin, places) = (admin.map(Rc::new), Arc::new(Semaphore::new(QUESTIONS_AT_A_TIME)));
+    let admin = admin.map(Rc::new);
+    let places = Arc::new(Semaphore::new(QUESTIONS_AT_A_TIME));
+    let purges = Arc::new(Semaphore::new(PURGES_AT_A_TIME));
     while let Some(NodeQuery { wanted, node, answer }) = questions.recv().await {
         let is_reading = matches!(wanted, Wanted::Answer(PeerRequest::Show(_)));
         let admin = admin.clone().filter(|_| !is_reading);
@@ -93,8 +95,12 @@ pub(crate) async fn answer(
             // No other request gets this far.
             continue;
         }
-        // This never fails, since nobody closes the semaphore.
-        let place = Arc::clone(&places).acquire_owned().await;
+        // A purge takes long: it holds up no other question.
+        let place = match wanted {
+            Wanted::Purge(..) => Arc::clone(&purges).try_acquire_owned().ok(),
+            // Never `None`, since nobody closes the semaphore.
+            Wanted::Answer(_) => Arc::clone(&places).acquire_owned().await.ok(),
+        };
         let (nodes, table) = (Rc::clone(&nodes), Arc::clone(tables.borrow().table()));
         let (tables, lost) = (tables.clone(), lost.clone());
         actix_rt::spawn(async move {
@@ -102,6 +108,7 @@ pub(crate) async fn answer(
             let change = wanted.change();
             let shown = match wanted {
                 Wanted::Answer(request) => gather(by, &table, &request, of).await,
+                Wanted::Purge(..) if place.is_none() => refused(&table, of),
                 Wanted::Purge(scope, mode) => {
                     let mut shown = purge::purge(by, &table, (&scope, mode), of).await;
                     let now = Arc::clone(tables.borrow().table());
@@ -152,9 +159,18 @@ impl Wanted {
     }
 }
 
+/// The answer to a purge that has no place.
+fn refused(table: &Table, of: Option<&str>) -> Vec<Shown> {
+    let said = || Err("other purges are under way: try again when one is over".to_owned());
+    members(table, of).map(|member| Shown { node: member.name.clone(), said: said() }).collect()
+}
+
+fn members<'a>(table: &'a Table, of: Option<&'a str>) -> impl Iterator<Item = &'a Member> {
+    table.members.iter().filter(move |member| of.is_none_or(|name| name == member.name))
+}
+
 async fn gather(nodes: &Nodes, table: &Table, request: &PeerRequest, of: Option<&str>) -> Vec<Shown> {
-    let members = table.members.iter().filter(|member| of.is_none_or(|name| name == member.name));
-    let asked = members.enumerate().map(|(place, member)| async move {
+    let asked = members(table, of).enumerate().map(|(place, member)| async move {
         let said = exchange(nodes, table, member, request).await.and_then(said);
         (place, Shown { node: member.name.clone(), said })
     });
@@ -247,6 +263,9 @@ const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Questions to nodes at a time; the others wait.
 const QUESTIONS_AT_A_TIME: usize = 4;
+
+/// Purges at a time; the others are refused.
+const PURGES_AT_A_TIME: usize = 4;
 
 /// Most bytes of all answers to a question.
 const MOST_BYTES: usize = 32 << 20;

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,6 +25,7 @@ use larder_net::trace::TracingConfig;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, Join, Joined, Standing};
 use larder_protocol::peer::{PeerRequest, PeerResponse, RowSpan, Rows};
+use larder_protocol::purge::{PurgeCommand, PurgeReport};
 use larder_protocol::table::{Epoch, Holder, Member, MemberState, NodeNumber, PARTITIONS, Table, pages};
 use larder_protocol::v1::is_merged;
 use larder_protocol::version::Version as ProtocolVersion;
@@ -636,6 +637,58 @@ fn a_file_that_is_missing_may_come_and_a_wrong_one_must_be_changed() {
         let error =
             actix_rt::System::new().block_on(run(config, |_| (), std::future::pending())).unwrap_err();
         assert_eq!(error.is_the_askers(), is_the_askers, "{error}");
+    }
+}
+
+#[test]
+fn purges_that_take_long_hold_up_no_other_change() {
+    on_one_thread(async {
+        let place = Place::new();
+        let config = place.config_with_console();
+        let coordinator =
+            Coordinator::start(move |ready, stop| actix_rt::System::new().block_on(run(config, ready, stop)));
+        let endpoint = place.endpoint(&Identity::new(Role::Node, "node-0"));
+        let (begun, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        tokio::task::spawn_local(purge_slowly(endpoint.clone(), (Arc::clone(&begun), Arc::clone(&is_over))));
+        let mut node = place.node_at(endpoint, 1, vec![coordinator.ready.peer], Known::default());
+        node.sees("itself", members(1)).await;
+        let purge = r#"{"action": "purge", "tenant": "chat", "hashes": [], "dry_run": false}"#;
+        let policy = async {
+            until("four purges are under way", || begun.load(Ordering::Relaxed) == 4).await;
+            let (_, fifth) = coordinator.change(purge).await;
+            assert!(fifth.contains("other purges are under way"), "{fifth}");
+            let changed = coordinator.change(r#"{"action": "policy", "policy": "sieve"}"#);
+            let changed = tokio::time::timeout(DEADLINE, changed).await;
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(changed.unwrap().0, 200);
+        };
+        let purges = || coordinator.change(purge);
+        tokio::join!(purges(), purges(), purges(), purges(), policy);
+        node.leave().await;
+        coordinator.stop();
+    });
+}
+
+/// Answers an admin's requests as a node: purges are over when `is_over` says so.
+async fn purge_slowly(endpoint: Endpoint, (begun, is_over): (Arc<AtomicU64>, Arc<AtomicBool>)) {
+    while let Some(incoming) = endpoint.accept().await {
+        let (begun, is_over) = (Arc::clone(&begun), Arc::clone(&is_over));
+        tokio::task::spawn_local(async move {
+            let connection = incoming.accept().await.unwrap();
+            while let Ok((mut send, mut receive)) = connection.quic().accept_bi().await {
+                let answer = match read_message::<PeerRequest>(&mut receive).await {
+                    Ok(Some(PeerRequest::Purge(command))) => {
+                        begun
+                            .fetch_add(matches!(*command, PurgeCommand::Start(..)).into(), Ordering::Relaxed);
+                        let is_over = is_over.load(Ordering::Relaxed);
+                        PeerResponse::Purges(Box::new(PurgeReport { is_over, ..PurgeReport::default() }))
+                    }
+                    _ => PeerResponse::Done,
+                };
+                write_message(&mut send, &answer).await.unwrap();
+                send.finish().unwrap();
+            }
+        });
     }
 }
 

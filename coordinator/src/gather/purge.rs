@@ -9,7 +9,7 @@ use larder_protocol::table::{Member, Table};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use super::{Shown, exchange};
+use super::{Shown, exchange, members};
 use crate::membership::{Lost, Millis};
 use crate::nodes::Nodes;
 
@@ -37,12 +37,11 @@ pub(super) async fn purge(
     (scope, mode): (&PurgeScope, PurgeMode),
     of: Option<&str>,
 ) -> Vec<Shown> {
-    let members = table.members.iter().filter(|member| of.is_none_or(|name| name == member.name));
     let start = |member| async move {
         let report = ask(nodes, table, member, PurgeCommand::Start(scope.clone(), mode)).await;
         Purging { member, report }
     };
-    let mut all = join_all(members.map(start)).await;
+    let mut all = join_all(members(table, of).map(start)).await;
     let until = Instant::now() + PATIENCE;
     while all.iter().any(Purging::goes_on) && Instant::now() < until {
         sleep(LOOK_EVERY).await;
