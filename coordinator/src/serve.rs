@@ -335,7 +335,6 @@ impl Server {
                         self.adopt(&table, &connection.peer().name);
                     }
                 }
-                // If too many wait, the node reports this one again later.
                 Ok(Some(FollowerMessage::Rival(address))) => _ = rivals.try_send(address),
                 Ok(Some(FollowerMessage::Drains(_) | FollowerMessage::Leave)) if !self.standing().leads => {
                     return;
@@ -350,8 +349,7 @@ impl Server {
                 }
                 Ok(Some(FollowerMessage::Leave)) => {
                     tracing::info!(node = guest.connection().peer().name, "a node leaves");
-                    self.membership.lock().leave(number, incarnation);
-                    return;
+                    return self.membership.lock().leave(number, incarnation);
                 }
                 Ok(Some(
                     FollowerMessage::Join(_)
@@ -374,7 +372,7 @@ impl Server {
     }
 
     /// Meets the coordinators that a member reports, one after the other, until the channel's sender is dropped. The member's
-    /// heartbeats are heard meanwhile.
+    /// heartbeats are heard meanwhile. A coordinator that finds the channel full is reported again later.
     fn meet_reported(self: &Rc<Self>, by: NodeNumber) -> mpsc::Sender<SocketAddr> {
         let (rivals, mut reported) = mpsc::channel(WAITING_RIVALS);
         let server = Rc::clone(self);

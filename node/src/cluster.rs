@@ -49,7 +49,7 @@ pub(crate) struct Cluster {
     sampler: Sampler,
     arbiter: Arbiter,
     endpoint: Endpoint,
-    sharing: Option<Sharing>,
+    sharing: Sharing,
     silent: SilentPeers,
     rooms: Rooms,
     watch: Watch,
@@ -59,7 +59,7 @@ pub(crate) struct Cluster {
     left: Option<oneshot::Receiver<()>>,
 }
 
-/// The parts of a node that shares its chunks.
+/// The parts that ask and serve others. A node that shares no chunks serves only admins and coordinators.
 struct Sharing {
     handle: ExchangeHandle,
     peer: Addr<PeerActor>,
@@ -163,21 +163,18 @@ impl Cluster {
         let watch = Watch::new(gauges.panics.clone());
         let (silent, rooms) = (SilentPeers::default(), Rooms::default());
         let tcp = limits.blocks_over_tcp.then(|| TcpEndpoint::new(&credentials, settings.idle_timeout));
-        let sharing = if limits.share {
-            let metrics = ExchangeMetrics::register(registry)?;
-            let common = Common::new(&exchange_limits(limits), metrics, clock, rooms.clone());
-            let common = match tcp.clone().zip(tcp_port) {
-                Some((tcp, port)) => common.with_tcp(tcp, port),
-                None => common,
-            };
-            let (place, with) = (&limits.place.cpus, (&credentials, &settings));
-            let threads = BlockThreads::start(others, limits.listen, with, place, &common, &watch).await?;
-            Some(Sharing::start(limits, &arbiter, &endpoint, registry, common, (&silent, threads, &watch))?)
-        } else {
-            None
+        let metrics = ExchangeMetrics::register(registry)?;
+        let common = Common::new(&exchange_limits(limits), metrics, clock, rooms.clone());
+        let common = match tcp.clone().zip(tcp_port) {
+            Some((tcp, port)) => common.with_tcp(tcp, port),
+            None => common,
         };
+        let (place, with) = (&limits.place.cpus, (&credentials, &settings));
+        let threads = BlockThreads::start(others, limits.listen, with, place, &common, &watch).await?;
+        let sharing =
+            Sharing::start(limits, &arbiter, &endpoint, registry, common, (&silent, threads, &watch))?;
         let certificate = CertificateMetrics::register(registry)?;
-        let of_blocks = sharing.as_ref().map(Sharing::block_endpoints).unwrap_or_default();
+        let of_blocks = sharing.block_endpoints();
         renew(&arbiter, &watch, limits, (endpoint.clone(), of_blocks, tcp), credentials, certificate);
         let known = watch::Sender::default();
         let limits = limits.clone();
@@ -200,7 +197,10 @@ impl Cluster {
 
     /// How the actor of a device reaches other nodes; `None` if chunks are not shared.
     pub(crate) fn peers(&self, device: u16) -> Option<Peers> {
-        let Sharing { handle, peer, directory, restarts, .. } = self.sharing.as_ref()?;
+        let Sharing { handle, peer, directory, restarts, .. } = &self.sharing;
+        if !self.limits.share {
+            return None;
+        }
         let (handle, following) = (handle.clone(), handle.clone());
         Some(Peers {
             device,
@@ -228,19 +228,17 @@ impl Cluster {
         drains: &Drains,
         (reloads, purges, show): (&Reloads, &Purges, ShowNode),
     ) {
-        if let Some(Sharing { peer, directory, .. }) = &self.sharing {
-            let services = self.services(actors, directory, drains, (reloads, purges, show));
-            if peer.send(Serve(services)).await.is_err() {
-                tracing::error!(
-                    "the peer thread ended before it served: this node shares no chunks; start it again"
-                );
-            }
+        let services = self.services(actors, drains, (reloads, purges, show));
+        if self.sharing.peer.send(Serve(services)).await.is_err() {
+            tracing::error!(
+                "the peer thread ended before it served: this node shares no chunks; start it again"
+            );
         }
         let port = self.endpoint.local_address().port();
         let peer = self.limits.advertise.unwrap_or_else(|| SocketAddr::new(self.limits.listen.ip(), port));
         let http = self.limits.reached_at(http);
         // A node that shares no chunks has no actor for others.
-        let devices = if self.sharing.is_some() { actors.len() as u16 } else { 0 };
+        let devices = if self.limits.share { actors.len() as u16 } else { 0 };
         let (silent, drains) = (self.silent.clone(), drains.watch());
         let facts = move || {
             let silent = silent.clone();
@@ -251,7 +249,7 @@ impl Cluster {
         let (stop, stopped) = oneshot::channel::<()>();
         let (left, leaving) = oneshot::channel();
         let (endpoint, coordinators) = (self.endpoint.clone(), self.limits.coordinators.clone());
-        let of_blocks = self.sharing.as_ref().map(Sharing::block_endpoints).unwrap_or_default();
+        let of_blocks = self.sharing.block_endpoints();
         let (known, watch) = (self.known.clone(), self.watch.clone());
         self.arbiter.spawn_fn(move || {
             actix_rt::spawn(async move {
@@ -268,26 +266,26 @@ impl Cluster {
             });
         });
         (self.stop, self.left) = (Some(stop), Some(leaving));
-        if let Some(Sharing { peer, directory, .. }) = &self.sharing {
-            let (peer, directory, known) = (peer.clone(), directory.clone(), self.known.clone());
-            self.arbiter.spawn(self.watch.clone().keep("tables", move || {
-                let mut known = known.subscribe();
-                // The task may have panicked while it spread the current table, so it spreads this table again.
-                known.mark_changed();
-                spread_tables(known, peer.clone(), directory.clone())
-            }));
-        }
+        let Sharing { peer, directory, .. } = &self.sharing;
+        let (peer, directory, known) = (peer.clone(), directory.clone(), self.known.clone());
+        self.arbiter.spawn(self.watch.clone().keep("tables", move || {
+            let mut known = known.subscribe();
+            // The task may have panicked while it spread the current table, so it spreads this table again.
+            known.mark_changed();
+            spread_tables(known, peer.clone(), directory.clone())
+        }));
     }
 
     /// The recipients of requests from peers and admins.
     fn services(
         &self,
         actors: &[Addr<GpuActor>],
-        directory: &Addr<DirectoryActor>,
         drains: &Drains,
         (reloads, purges, show): (&Reloads, &Purges, ShowNode),
     ) -> Services {
+        let directory = &self.sharing.directory;
         Services {
+            shares: self.limits.share,
             blocks: actors.iter().map(|actor| actor.clone().recipient()).collect(),
             follow: actors.iter().map(|actor| actor.clone().recipient()).collect(),
             take_in: actors.iter().map(|actor| actor.clone().recipient()).collect(),
@@ -349,9 +347,9 @@ impl Cluster {
         self.known.subscribe()
     }
 
-    /// The actor that asks and serves other nodes, if chunks are shared.
-    pub(crate) fn peer_actor(&self) -> Option<Addr<PeerActor>> {
-        self.sharing.as_ref().map(|sharing| sharing.peer.clone())
+    /// The actor that asks and serves other nodes.
+    pub(crate) fn peer_actor(&self) -> Addr<PeerActor> {
+        self.sharing.peer.clone()
     }
 
     /// Leaves the cluster in order.
@@ -362,10 +360,10 @@ impl Cluster {
             let _ = left.await;
         }
         let Self { arbiter, sharing, .. } = self;
-        let block_threads = sharing.map(|sharing| sharing.block_threads);
+        let Sharing { block_threads, .. } = sharing;
         arbiter.stop();
         let joined = move || {
-            block_threads.into_iter().for_each(BlockThreads::stop);
+            block_threads.stop();
             arbiter.join()
         };
         if try_blocking(joined).await.is_err() {

@@ -148,10 +148,15 @@ impl Drains {
             );
         }
         let Known { table, own, .. } = self.0.known.borrow().clone();
-        if table.member(own).is_none() {
-            return Err(
-                "the node is no member of its cluster, so no other node would take its chunks".to_owned()
-            );
+        let refused = match table.member(own).map(|member| member.devices) {
+            None => Some("the node is no member of its cluster, so no other node would take its chunks"),
+            Some(0) => {
+                Some("the node shares no chunks ([cluster] share is false): to end it, stop its process")
+            }
+            Some(_) => None,
+        };
+        if let Some(refused) = refused {
+            return Err(refused.to_owned());
         }
         if self.takers().is_empty() {
             return Err("every other node drains or is gone, so no other node would take its chunks: to end this node nevertheless, stop its process".to_owned());

@@ -198,7 +198,7 @@ fn start_reloading(
         actors: actors.to_vec(),
         tenants,
         change_tenants,
-        peers: cluster.and_then(Cluster::peer_actor),
+        peers: cluster.map(Cluster::peer_actor),
         drains: drains.cloned(),
     });
     actix_rt::spawn(reloads.watch(times))

@@ -64,6 +64,8 @@ pub type ShowNode = Box<dyn Fn(Show) -> LocalBoxFuture<'static, Result<Vec<u8>, 
 
 /// The receivers of requests.
 pub struct Services {
+    /// Whether the node shares chunks. Otherwise it serves only admins and coordinators.
+    pub shares: bool,
     /// The actors that hold blocks, by device.
     pub blocks: Vec<Recipient<AskBlocks>>,
     /// The same actors, by device.
@@ -255,6 +257,7 @@ impl Server {
             {
                 Ok(())
             }
+            _ if !self.services.shares => Err("this node shares no chunks: [cluster] share is false"),
             PeerRequest::Take(take) if take.chunks.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one take")
             }

@@ -203,6 +203,21 @@ fn objects_are_purged_too() {
     wait::until("all are uploaded anew", || (files(dir.path()) == 30).then_some(()));
 }
 
+#[test]
+fn a_node_that_shares_no_chunks_carries_out_an_admins_commands() {
+    let cluster = cluster(2, "share = false\n");
+    let [one, other] = [0, 1].map(|node| Engine::connect(&cluster.socket(node)));
+    let hashes = prompt(b'a', 40);
+    one.put(&hashes);
+    assert_eq!(other.get(&hashes), 0, "nothing is shared");
+    assert_eq!(sum(&purge(&cluster, &[]), "memory_chunks"), 40);
+    assert_eq!(one.get(&hashes), 0);
+    let (status, _, said) = admin(&cluster, &["reload"]);
+    assert_eq!(status, Some(0), "{said}");
+    let (status, report, said) = admin(&cluster, &["drain", "node-0"]);
+    assert!(status != Some(0) && said.contains("shares no chunks"), "{status:?} {report} {said}");
+}
+
 /// Objects below a folder.
 fn files(dir: &Path) -> usize {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();

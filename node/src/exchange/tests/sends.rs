@@ -84,6 +84,7 @@ impl Handler<TakeChunks> for HasAll {
 
 pub(super) fn services(all: &Addr<HasAll>) -> Services {
     Services {
+        shares: true,
         blocks: vec![all.clone().recipient()],
         follow: Vec::new(),
         take_in: vec![all.clone().recipient()],
