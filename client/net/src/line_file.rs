@@ -1,16 +1,14 @@
 //! Files of lines that rotate: the lookup log and the audit logs.
 //!
-//! A thread of its own writes. A line that finds the thread's queue full is lost, and the owner hears of it. After a failed write
-//! nothing more is written.
+//! A thread of its own writes. A line that finds the thread's queue full, or a full disk, is lost, and the owner hears of it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use bytesize::ByteSize;
 use rustix::fs::OFlags;
@@ -108,14 +106,34 @@ impl OpenFile {
         if self.bytes > 0 && self.bytes + text.len() as u64 > self.config.max_bytes.0 {
             self.rotate()?;
         }
+        self.file.write_all(&text)?;
         self.bytes += text.len() as u64;
-        self.file.write_all(&text)
+        Ok(())
+    }
+
+    /// Whether the file cannot be written, by the last result and the state before. Logs changes.
+    fn is_failing(&self, written: io::Result<()>, was_failing: bool) -> bool {
+        let path = self.config.path.display();
+        match &written {
+            Err(error) if !was_failing => {
+                tracing::error!(%error, %path, "a log file cannot be written: lines are lost until it can");
+            }
+            Ok(()) if was_failing => {
+                tracing::warn!(%path, "a log file can be written again; lines are missing")
+            }
+            _ => {}
+        }
+        written.is_err()
     }
 
     /// Moves every file one number up, the oldest out, and starts a new one.
     fn rotate(&mut self) -> io::Result<()> {
         self.file.flush()?;
         let path = &self.config.path;
+        // Made first: if there is no room for it, all files stay as they are.
+        let mut new = path.as_os_str().to_owned();
+        new.push(".new");
+        let file = options().write(true).create(true).truncate(true).open(&new)?;
         for number in (1..=self.config.old_files).rev() {
             let younger = if number == 1 { path.clone() } else { numbered(path, number - 1) };
             match fs::rename(younger, numbered(path, number)) {
@@ -123,7 +141,7 @@ impl OpenFile {
                 _ => {}
             }
         }
-        let file = options().write(true).create(true).truncate(true).open(path)?;
+        fs::rename(&new, path)?;
         self.file = BufWriter::new(file);
         self.bytes = 0;
         Ok(())
@@ -140,18 +158,21 @@ fn is_read(path: &Path) -> io::Result<()> {
 }
 
 fn write_lines(mut open: OpenFile, lines: &Receiver<Vec<u8>>, lost: &Lost) {
+    let mut is_failing = false;
     loop {
-        let written = match lines.recv_timeout(FLUSH_AFTER) {
-            Ok(line) if line == END => break,
-            Ok(line) => open.write(line),
-            // No line came for a while: write the buffered lines out, so that they can be seen.
-            Err(RecvTimeoutError::Timeout) => open.file.flush(),
-            Err(RecvTimeoutError::Disconnected) => break,
+        let line = match lines.try_recv() {
+            // Nothing more to write for now: what is written can be seen before the thread waits.
+            Err(TryRecvError::Empty) => {
+                let flushed = open.file.flush();
+                is_failing = open.is_failing(flushed, is_failing);
+                lines.recv().ok()
+            }
+            line => line.ok(),
         };
-        if let Err(error) = written {
-            let path = open.config.path.display();
-            tracing::error!(%error, %path, "a log file cannot be written: all further lines are lost until the next start");
-            return lines.iter().take_while(|line| line != END).for_each(|_| lost());
+        let Some(line) = line.filter(|line| line != END) else { break };
+        if let Err(error) = open.write(line) {
+            lost();
+            is_failing = open.is_failing(Err(error), is_failing);
         }
     }
     if let Err(error) = open.file.flush() {
@@ -187,11 +208,9 @@ const END: &[u8] = b"";
 /// Lines that wait for the thread.
 const QUEUE_LINES: usize = 1_024;
 
-/// How long a line may wait to be seen.
-const FLUSH_AFTER: Duration = Duration::from_millis(200);
-
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
@@ -267,6 +286,52 @@ mod tests {
         file.write(&"x".repeat(1 << 20));
         file.end();
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn lines_are_seen_before_the_file_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines.jsonl");
+        let (file, _thread) =
+            LineFile::start(RecordConfig::to(path.clone()), "test", Arc::new(|| {})).unwrap();
+        for lines in 1..=3 {
+            file.write(&lines);
+            while fs::read_to_string(&path).unwrap().lines().count() < lines {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_disk_costs_the_lines_that_find_no_room_and_no_later_ones() {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        let (mut reader, mut writer) = (File::from(reader), File::from(writer));
+        // As a disk without room: a write fails until something is taken out.
+        while writer.write(&[b'.'; 1_024]).is_ok() {}
+        let config = RecordConfig::to("a pipe".into());
+        let open = OpenFile { config, file: BufWriter::new(writer), bytes: 0 };
+        let (lost, count) = (Arc::new(AtomicU64::new(0)), AtomicU64::new(0));
+        let of_thread = Arc::clone(&lost);
+        let lost_one: Lost = Arc::new(move || _ = of_thread.fetch_add(1, Ordering::Relaxed));
+        let (queue, lines) = sync_channel(1);
+        let thread = std::thread::spawn(move || write_lines(open, &lines, &lost_one));
+        while lost.load(Ordering::Relaxed) == 0 {
+            let number = count.fetch_add(1, Ordering::Relaxed);
+            queue.send(format!("{number} {}", "x".repeat(1_000)).into()).unwrap();
+        }
+        let mut seen = String::new();
+        while !seen.ends_with("the last\n") {
+            let mut some = [0; 4_096];
+            if let Ok(bytes) = reader.read(&mut some) {
+                seen.push_str(std::str::from_utf8(&some[..bytes]).unwrap());
+            }
+            _ = queue.try_send(b"the last".to_vec());
+        }
+        drop(queue);
+        thread.join().unwrap();
+        let lines = seen.trim_start_matches('.').lines().filter(|line| line.ends_with('x'));
+        let kept = lines.inspect(|line| assert_eq!(line.matches('x').count(), 1_000)).count() as u64;
+        assert!(kept + lost.load(Ordering::Relaxed) >= count.into_inner(), "the lost lines were counted");
     }
 
     #[test]
