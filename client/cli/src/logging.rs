@@ -66,7 +66,7 @@ impl LogOptions {
         let writer =
             NonBlockingBuilder::default().buffered_lines_limit(WAITING_LINES).thread_name("larder-log");
         // The log panics if the system gives it no thread.
-        _ = std::thread::Builder::new().spawn(|| ()).map_err(no_thread)?.join();
+        _ = thread::Builder::new().spawn(|| ()).map_err(no_thread)?.join();
         let (writer, last_lines) = writer.finish(lines);
         _ = lost.set(writer.error_counter());
         let log = tracing_subscriber::fmt::layer().with_writer(writer);

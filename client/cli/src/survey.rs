@@ -174,6 +174,9 @@ impl Survey {
         if self.coordinator.as_ref().is_some_and(|(_, coordinator)| coordinator.follows) {
             troubles.push("no leading coordinator answers: no node joins or leaves until one does".into());
         }
+        if self.nodes.is_empty() {
+            troubles.push("the coordinator knows no node".into());
+        }
         self.nodes.iter().for_each(|node| node.troubles(&mut troubles));
         let members = || self.nodes.iter().filter_map(|node| node.member.as_ref());
         if members().any(|member| !member.peer.ip().is_loopback()) {
@@ -190,14 +193,10 @@ impl Survey {
     /// One word: `healthy`, `degraded` if something is wrong but a node serves, or `down`.
     pub(crate) fn health(&self, troubles: &[String]) -> &'static str {
         let serves = self.nodes.iter().any(|node| matches!(node.state(), "alive" | "suspect"));
-        let is_new = |(_, coordinator): &(_, CoordinatorStatus)| {
-            coordinator.nodes.is_empty() && coordinator.lost.is_empty()
-        };
-        let is_expected = !self.coordinator.as_ref().is_some_and(is_new);
-        match (is_expected && !serves, troubles.is_empty()) {
-            (true, _) => "down",
-            (false, false) => "degraded",
-            (false, true) => "healthy",
+        match (serves, troubles.is_empty()) {
+            (false, _) => "down",
+            (true, false) => "degraded",
+            (true, true) => "healthy",
         }
     }
 }

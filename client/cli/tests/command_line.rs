@@ -100,6 +100,8 @@ fn a_command_that_needs_one_of_two_choices_names_both() {
         (&["restart"], "<NODE|--rolling>"),
         (&["dev", "2"], "for 2 nodes, say `larder dev --nodes 2`"),
         (&["purge", "--tenant", "a", "--namespace-id", "abababababababab"], "cannot be used with"),
+        (&["purge", "--tenant", "a", "--chunk", &"ab".repeat(32)], "cannot be used with"),
+        (&["bench", "--svg", "a.svg", "--filter", "store"], "cannot be used with"),
         (&["purge", "--namespace-id", "abab"], "a namespace's fingerprint has 16 to 64 hexadecimal digits"),
     ] {
         let (status, text) = refusal(args);

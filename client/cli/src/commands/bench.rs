@@ -112,7 +112,7 @@ pub(crate) struct Args {
     load: bool,
 
     /// Draw a chart of `--load` into this file: times by rate, as SVG
-    #[arg(long, value_name = "FILE", requires = "load")]
+    #[arg(long, value_name = "FILE", requires = "load", conflicts_with_all = ["csv", "filter", "timeline"])]
     svg: Option<PathBuf>,
 }
 

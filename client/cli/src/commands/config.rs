@@ -85,7 +85,8 @@ impl Check {
         };
         let report = match role {
             Role::Node => {
-                let config = Config::load(&self.file).with_context(wrong)?;
+                let mut config = Config::load(&self.file).with_context(wrong)?;
+                config.tracing = config.tracing.or_from_environment();
                 let limits = config.resolve(&HostFacts::read(Path::new("/"))?).with_context(wrong)?;
                 config.log.as_deref().map_or(Ok(()), check_filter).with_context(wrong)?;
                 check_sockets(&limits).with_context(wrong)?;
@@ -101,7 +102,8 @@ impl Check {
                 report
             }
             Role::Coordinator => {
-                let config = CoordinatorConfig::read(&self.file).with_context(wrong)?;
+                let mut config = CoordinatorConfig::read(&self.file).with_context(wrong)?;
+                config.tracing = config.tracing.or_from_environment();
                 check_build(&config).with_context(wrong)?;
                 let mut report = ConfigReport::of_coordinator(&config);
                 report.warnings.extend(config.audit.as_ref().and_then(|audit| no_folder(&audit.path)));

@@ -9,7 +9,7 @@ use crate::survey::Servers;
 /// Print one word about a cluster or a node: healthy, degraded or down
 ///
 /// `degraded`: something is wrong, but the other parts serve. `down`: the coordinator, or every node that was asked, does not
-/// answer or is not ready. Standard error has a line for each problem.
+/// answer or is not ready, or the coordinator knows no node. Standard error has a line for each problem.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -71,5 +71,6 @@ mod tests {
         assert_eq!(of(vec![node(Some(true)), node(Some(false))]), "degraded");
         assert_eq!(of(vec![node(None)]), "down");
         assert_eq!(of(vec![node(Some(false))]), "down");
+        assert_eq!(of(vec![]), "down", "no node has joined, or all have left");
     }
 }

@@ -21,7 +21,7 @@ use crate::{heap, logging, output, parent, signals};
 ///
 /// The node reads its configuration again when the file changes, at SIGHUP, and by `larder reload`: some settings change while it
 /// runs. When the node serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","sockets":{"TENANT":"PATH"}}. When
-/// it has drained and ends, it prints {"drained":true}. Exit status 75 asks the supervisor to start it again (`larder restart`).
+/// it ends after `larder drain`, it prints {"drained":true}. Status 75 asks the supervisor to start it again (`larder restart`).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -60,7 +60,7 @@ pub(crate) struct Args {
     namespace_id: Option<NamespaceName>,
 
     /// Only this chunk of the namespace, and all chunks that continue it; may be given several times
-    #[arg(long = "chunk", value_name = "HASH", requires = "namespace_id")]
+    #[arg(long = "chunk", value_name = "HASH", requires = "namespace_id", conflicts_with = "tenant")]
     chunks: Vec<ChunkHash>,
 
     /// Only count the chunks
