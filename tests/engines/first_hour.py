@@ -91,7 +91,7 @@ def run(world, row) -> None:
     installed = str(world.scratch / "installed")
     page.run(
         "install",
-        **{" release": "", "wheels/release": "wheels/dev", "pip install": f"pip install -q --no-index --no-deps --target {installed}"},
+        **{" release": "", "wheels/dist": "wheels/dev", "pip install": f"pip install -q --no-index --no-deps --target {installed}"},
     )
     assert (Path(installed) / "larder_kv").is_dir()
     socket = page.folder / "node-0.sock"

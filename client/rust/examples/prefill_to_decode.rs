@@ -1,5 +1,5 @@
 //! One engine computes a prompt layer by layer while another one reads it, on the same node or another:
-//! `cargo run --example prefill_to_decode PREFILL_SOCKET DECODE_SOCKET`.
+//! `cargo run -p larder-client --example prefill_to_decode PREFILL_SOCKET DECODE_SOCKET`.
 #![expect(clippy::print_stdout, reason = "it says what it found")]
 
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Writes the KV of a prompt and reads it back: `cargo run --example put_and_get SOCKET`. No runtime is needed.
+//! Writes the KV of a prompt and reads it back: `cargo run -p larder-client --example put_and_get SOCKET`. No runtime
+//! is needed.
 #![expect(clippy::print_stdout, reason = "it says what it found")]
 
 use std::path::PathBuf;
