@@ -36,6 +36,8 @@ struct Payload {
 /// The fault of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Damage {
+    /// A purge wiped the record, and ended before it took the record out of its footer.
+    Wiped,
     /// The header is not valid.
     Header(FormatError),
     /// The header belongs to another record.
@@ -63,7 +65,11 @@ impl Check {
             match take_header(so_far, &mut bytes, self.storage) {
                 Ok(None) => {}
                 Ok(Some(header)) => self.state = self.begin(header),
-                Err(error) => self.state = CheckPhase::Damaged(Damage::Header(error)),
+                Err(error) => {
+                    let is_wiped = so_far.iter().all(|&byte| byte == 0);
+                    let damage = if is_wiped { Damage::Wiped } else { Damage::Header(error) };
+                    self.state = CheckPhase::Damaged(damage);
+                }
             }
         }
         self.feed_payload(bytes.len() as u64, &mut |payload, from, count| {

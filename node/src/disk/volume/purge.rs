@@ -1,9 +1,9 @@
 //! Purges of the disk: removes records so that no start finds them again.
 //!
-//! A chunk may have records in several segments; the last record counts. A purge takes the chunk out of all footers, a segment
-//! at a time. Then it wipes the first page of each of the chunk's records, so that no search through a segment finds them
-//! either. The rest of a record's bytes stays on the drive until it is overwritten, and cannot be told from free space. In the
-//! end the headers of free segments are wiped, since a start would believe what an earlier use left there. One free segment
+//! A chunk may have records in several segments; the last record counts. A purge wipes the first page of each of the chunk's
+//! records, a segment at a time, so that no search through a segment finds them. Then it takes the chunk out of the segment's
+//! footer: a purge that ends half way finds in the footer what it still has to wipe when it is repeated. The rest of a record's
+//! bytes stays on the drive until it is overwritten, and cannot be told from free space. In the end the headers of free segments are wiped, since a start would believe what an earlier use left there. One free segment
 //! may get a header with a later sequence number instead. Then no start gives a number again whose footer may still be
 //! somewhere.
 
@@ -49,9 +49,6 @@ impl Volume {
         }
         if is_open {
             self.log.take_out_of_open(|entry| purge.keys.has(&entry.key()));
-        } else if has_footer {
-            self.write_footer(&Footer { segment, end_page, entries: kept })?;
-            self.transfers.sync()?;
         }
         for entry in purged {
             // A later record of the chunk counts, and goes with its own segment.
@@ -61,6 +58,10 @@ impl Volume {
             self.transfers.append_bytes(self.geometry.offset(number, entry.page), &WIPED)?;
         }
         self.transfers.sync()?;
+        if has_footer {
+            self.write_footer(&Footer { segment, end_page, entries: kept })?;
+            self.transfers.sync()?;
+        }
         Ok(answer)
     }
 

@@ -166,7 +166,8 @@ impl Volume {
             Err(_) if matches!(way, RecordCopy::Direct) => return Ok(Some((reading, place))),
             Err(damage) => {
                 let key = reading.0.key;
-                self.answer_read(reading, ReadAnswer::Damaged);
+                let answer = if damage == Damage::Wiped { ReadAnswer::NotHeld } else { ReadAnswer::Damaged };
+                self.answer_read(reading, answer);
                 return self.found_damage(&key, place, damage, FoundBy::Read).map(|()| None);
             }
         };
@@ -265,6 +266,11 @@ impl Volume {
     ) -> io::Result<()> {
         if self.log.find(key) != Some(place) {
             // Another read of the same batch has found the damage already.
+            return Ok(());
+        }
+        if damage == Damage::Wiped {
+            self.log.forget(key);
+            self.tell_gone(vec![*key], Why::Evicted);
             return Ok(());
         }
         if damage != Damage::Unreadable {
