@@ -95,8 +95,8 @@ impl Core {
     }
 
     /// Does without the disk while its drive does not answer. Ordered reads count as failed, but the drive may still write to their
-    /// slots, so these stay unused until it answers. Ordered writes keep their places. Chunks that wait to be read are looked for
-    /// elsewhere, and chunks that wait to be written are not written.
+    /// slots, so these stay unused until it answers. Ordered writes keep their places. Chunks that wait to be read, or whose order
+    /// nobody has taken yet, are looked for elsewhere, and chunks that wait to be written are not written.
     pub(crate) fn disk_silent(&mut self, is_silent: bool) {
         self.store.disk_silent(is_silent);
         if !is_silent {
@@ -105,6 +105,7 @@ impl Core {
         while let Some(write) = self.store.next_write(Below::Disk) {
             self.store.written(write.write, false);
         }
+        self.take_back_reads();
         let mut ordered = Vec::new();
         for (&read, under_way) in &mut self.bring.reads {
             if under_way.tier == Below::Disk && !under_way.is_given_up {
@@ -119,6 +120,27 @@ impl Core {
         let line = self.bring.reads_of(Below::Disk).map(|reads| reads.line.clear());
         for id in line.into_iter().flatten() {
             self.missed_on_disk(id);
+        }
+    }
+
+    /// Lines up again the chunks whose read from disk nobody has begun. The order names a fetch, and a later fetch of the same chunk
+    /// has other slots.
+    fn take_back_reads(&mut self) {
+        let mut untaken = Vec::new();
+        self.effects.retain(|effect| match *effect {
+            Effect::Read { read, tier: Below::Disk, .. } => {
+                untaken.push(read);
+                false
+            }
+            _ => true,
+        });
+        for read in untaken {
+            let Some(Read { tenant, chunk, bytes, .. }) = self.bring.reads.remove(&read) else { continue };
+            if let Some(reads) = self.bring.reads_of(Below::Disk) {
+                reads.line.ended(tenant, bytes);
+                reads.meter.gave_up(bytes);
+                reads.line.put_off(tenant, chunk);
+            }
         }
     }
 

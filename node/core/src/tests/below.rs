@@ -128,6 +128,26 @@ fn a_lease_does_not_wait_for_a_silent_disk() {
 }
 
 #[test]
+fn a_read_that_nobody_has_begun_when_the_disk_falls_silent_is_never_begun() {
+    let mut w = World::new(Sources { disk: Some(DEADLINE), ..PEERS });
+    w.on_disk("ab");
+    let request = w.lease("ab");
+    let (read, _) = w.read();
+    w.tell(Event::DiskSilent(true));
+    let of_one = w.core.store.usage().bytes.quarantined;
+    assert_eq!(w.directory_says(&[&[2]]), 1, "the second chunk may come from another node");
+    let asked = w.fetch();
+    w.tell(Event::ReadEnded { read, answer: read_here() });
+    assert_eq!(
+        (of_one > 0, w.core.store.usage().bytes.quarantined),
+        (true, 0),
+        "the drive wrote to one chunk's slots"
+    );
+    w.ended(asked.order, vec![here(1)]);
+    assert_eq!(w.leased(request).chunks, 0, "the first chunk did not come");
+}
+
+#[test]
 fn a_chunk_that_a_silent_disk_was_reading_comes_from_another_node() {
     let mut w = World::new(Sources { disk: Some(DEADLINE), ..PEERS });
     w.on_disk("a");
