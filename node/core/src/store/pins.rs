@@ -192,8 +192,11 @@ impl Store {
         if self.index.get(id).pins == 0 {
             return;
         }
+        let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
         for pin in self.pins.pins.values_mut().filter(|pin| pin.chunks.contains(&id)) {
             pin.chunks = pin.chunks.iter().copied().filter(|&chunk| chunk != id).collect();
+            pin.bytes -= bytes;
+            self.pins.bytes.take(pin.tenant, bytes);
         }
         self.change(id, |chunk| chunk.pins = 0);
     }

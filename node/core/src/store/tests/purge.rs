@@ -174,6 +174,8 @@ fn pins_of_purged_chunks_keep_nothing() {
     let pinned = f.store.pin(f.session, f.namespace, &chain, 1_000, NOW).unwrap();
     f.purge(&f.whole());
     assert_eq!(f.used(), 0);
+    let facts: Vec<_> = f.store.pin_facts(NOW).map(|pin| (pin.chunks, pin.bytes)).collect();
+    assert_eq!((facts, f.store.usage().pinned_bytes), (vec![(0, 0)], 0), "other chunks may be pinned");
     f.store.unpin(f.session, pinned.pin).unwrap();
     f.store.assert_consistent();
 }
