@@ -3,12 +3,13 @@
 //! A thread of its own writes. A line that finds the thread's queue full, or a full disk, is lost, and the owner hears of it.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use rustix::fs::OFlags;
@@ -44,8 +45,11 @@ pub struct LineFile {
 /// The file being written.
 struct OpenFile {
     config: RecordConfig,
-    file: BufWriter<File>,
+    file: File,
+    /// Bytes of the whole lines in the file.
     bytes: u64,
+    /// Lines that are not in the file yet.
+    waiting: Vec<u8>,
 }
 
 impl RecordConfig {
@@ -98,42 +102,60 @@ impl OpenFile {
         is_read(&config.path)?;
         let file = options().create(true).append(true).open(&config.path)?;
         let bytes = file.metadata()?.len();
-        Ok(Self { config, file: BufWriter::new(file), bytes })
+        Ok(Self { config, file, bytes, waiting: Vec::new() })
     }
 
-    fn write(&mut self, mut text: Vec<u8>) -> io::Result<()> {
-        text.push(b'\n');
-        if self.bytes > 0 && self.bytes + text.len() as u64 > self.config.max_bytes.0 {
+    /// Takes a line, which [`OpenFile::flush`] writes.
+    fn add(&mut self, line: &[u8]) -> io::Result<()> {
+        let all = self.bytes + self.waiting.len() as u64;
+        let is_full = all > 0 && all + line.len() as u64 + 1 > self.config.max_bytes.0;
+        if is_full || self.waiting.len() >= MOST_WAITING_BYTES {
+            self.flush()?;
+        }
+        if is_full {
             self.rotate()?;
         }
-        self.file.write_all(&text)?;
-        self.bytes += text.len() as u64;
+        self.waiting.extend_from_slice(line);
+        self.waiting.push(b'\n');
         Ok(())
     }
 
-    /// Whether the file cannot be written, by the last result and the state before. Logs changes.
-    fn is_failing(&self, written: io::Result<()>, was_failing: bool) -> bool {
-        let path = self.config.path.display();
-        match &written {
-            Err(error) if !was_failing => {
-                tracing::error!(%error, %path, "a log file cannot be written: lines are lost until it can");
-            }
-            Ok(()) if was_failing => {
-                tracing::warn!(%path, "a log file can be written again; lines are missing")
-            }
-            _ => {}
+    /// Writes the lines that wait; returns whether there were some. After an error they still wait, and no part of them is in the
+    /// file.
+    fn flush(&mut self) -> io::Result<bool> {
+        if self.waiting.is_empty() {
+            return Ok(false);
         }
-        written.is_err()
+        let mut written = 0;
+        while written < self.waiting.len() {
+            let error = match self.file.write(&self.waiting[written..]) {
+                Ok(0) => io::ErrorKind::WriteZero.into(),
+                Ok(some) => {
+                    written += some;
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => error,
+            };
+            if self.file.set_len(self.bytes).is_err() {
+                // A pipe keeps what it has.
+                self.waiting.drain(..written);
+            }
+            return Err(error);
+        }
+        self.bytes += self.waiting.len() as u64;
+        self.waiting.clear();
+        Ok(true)
     }
 
     /// Moves every file one number up, the oldest out, and starts a new one.
     fn rotate(&mut self) -> io::Result<()> {
-        self.file.flush()?;
         let path = &self.config.path;
         // Made first: if there is no room for it, all files stay as they are.
         let mut new = path.as_os_str().to_owned();
         new.push(".new");
-        let file = options().write(true).create(true).truncate(true).open(&new)?;
+        let file = options().create(true).append(true).open(&new)?;
+        file.set_len(0)?;
         for number in (1..=self.config.old_files).rev() {
             let younger = if number == 1 { path.clone() } else { numbered(path, number - 1) };
             match fs::rename(younger, numbered(path, number)) {
@@ -142,9 +164,33 @@ impl OpenFile {
             }
         }
         fs::rename(&new, path)?;
-        self.file = BufWriter::new(file);
-        self.bytes = 0;
+        (self.file, self.bytes) = (file, 0);
         Ok(())
+    }
+}
+
+/// Whether a file fails, for its log.
+#[derive(Default)]
+struct Failing(bool);
+
+impl Failing {
+    /// Notes a result, and logs changes. `Ok(false)`: nothing was written.
+    fn note(&mut self, written: &io::Result<bool>, path: &Path) {
+        let path = path.display();
+        match written {
+            Err(error) if !self.0 => {
+                tracing::error!(%error, %path, "a log file cannot be written: lines are lost until it can");
+            }
+            Ok(true) if self.0 => {
+                tracing::warn!(%path, "a log file can be written again; lines may be missing")
+            }
+            _ => {}
+        }
+        match written {
+            Err(_) => self.0 = true,
+            Ok(true) => self.0 = false,
+            Ok(false) => {}
+        }
     }
 }
 
@@ -158,24 +204,28 @@ fn is_read(path: &Path) -> io::Result<()> {
 }
 
 fn write_lines(mut open: OpenFile, lines: &Receiver<Vec<u8>>, lost: &Lost) {
-    let mut is_failing = false;
+    let mut failing = Failing::default();
     loop {
         let line = match lines.try_recv() {
             // Nothing more to write for now: what is written can be seen before the thread waits.
             Err(TryRecvError::Empty) => {
-                let flushed = open.file.flush();
-                is_failing = open.is_failing(flushed, is_failing);
-                lines.recv().ok()
+                failing.note(&open.flush(), &open.config.path);
+                let waits =
+                    if failing.0 { lines.recv_timeout(TRY_AGAIN) } else { lines.recv().map_err(Into::into) };
+                match waits {
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    line => line.ok(),
+                }
             }
             line => line.ok(),
         };
         let Some(line) = line.filter(|line| line != END) else { break };
-        if let Err(error) = open.write(line) {
+        if let Err(error) = open.add(&line) {
             lost();
-            is_failing = open.is_failing(Err(error), is_failing);
+            failing.note(&Err(error), &open.config.path);
         }
     }
-    if let Err(error) = open.file.flush() {
+    if let Err(error) = open.flush() {
         let path = open.config.path.display();
         tracing::error!(%error, %path, "the last lines of a log file are lost");
     }
@@ -207,6 +257,12 @@ const END: &[u8] = b"";
 
 /// Lines that wait for the thread.
 const QUEUE_LINES: usize = 1_024;
+
+/// Bytes of lines that wait for the file, before they are written although more lines are there, and while the disk is full.
+const MOST_WAITING_BYTES: usize = 64 << 10;
+
+/// How often a file that cannot be written is tried again.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -279,6 +335,19 @@ mod tests {
     }
 
     #[test]
+    fn no_part_of_a_line_stays_in_a_file_that_has_no_room_for_all_of_it() {
+        // A file in memory with room for a page, which then stays as it is.
+        let file = rustix::fs::memfd_create("lines", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, 4_096).unwrap();
+        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::GROW).unwrap();
+        let (file, config) = (File::from(file), RecordConfig::to("a full disk".into()));
+        let mut open = OpenFile { config, file, bytes: 0, waiting: Vec::new() };
+        open.add(&[b'.'; 5_000]).unwrap();
+        open.flush().unwrap_err();
+        assert_eq!((open.file.metadata().unwrap().len(), open.waiting.len()), (0, 5_001));
+    }
+
+    #[test]
     fn a_file_that_cannot_be_written_ends_too() {
         let full = RecordConfig::to("/dev/full".into());
         let (file, thread) = LineFile::start(full, "test", Arc::new(|| {})).unwrap();
@@ -309,7 +378,7 @@ mod tests {
         // As a disk without room: a write fails until something is taken out.
         while writer.write(&[b'.'; 1_024]).is_ok() {}
         let config = RecordConfig::to("a pipe".into());
-        let open = OpenFile { config, file: BufWriter::new(writer), bytes: 0 };
+        let open = OpenFile { config, file: writer, bytes: 0, waiting: Vec::new() };
         let (lost, count) = (Arc::new(AtomicU64::new(0)), AtomicU64::new(0));
         let of_thread = Arc::clone(&lost);
         let lost_one: Lost = Arc::new(move || _ = of_thread.fetch_add(1, Ordering::Relaxed));
