@@ -168,10 +168,11 @@ impl Doors {
         for (number, limits, listener) in added {
             self.add(number, limits, listener.of(TenantId(number)));
         }
+        self.make_lost_again();
         Ok(())
     }
 
-    /// Binds the sockets of new tenants, of tenants whose path has changed, and of tenants whose socket's file is gone.
+    /// Binds the sockets of new tenants, and of tenants whose path has changed.
     fn bind<'a>(
         &mut self,
         wanted: &BTreeMap<&str, &'a TenantLimits>,
@@ -181,20 +182,9 @@ impl Doors {
         let mut to_bind: Vec<&TenantLimits> = new.collect();
         let mut closed = Vec::new();
         for (number, tenant) in (0..).zip(tenants).filter(|(_, tenant)| tenant.is_served) {
-            let is_there = self
-                .open
-                .get(&number)
-                .and_then(|door| door.listening.as_ref())
-                .is_some_and(Listening::is_there);
             match wanted.get(tenant.name.as_str()) {
-                Some(limits) if limits.socket == tenant.socket && is_there => continue,
-                Some(limits) => {
-                    if !is_there {
-                        let socket = tenant.socket.display();
-                        tracing::warn!(tenant = tenant.name, %socket, "the file of the tenant's socket was gone: it is made again");
-                    }
-                    to_bind.push(limits);
-                }
+                Some(limits) if limits.socket == tenant.socket => continue,
+                Some(limits) => to_bind.push(limits),
                 None => {}
             }
             // Another tenant may want the path.
@@ -249,6 +239,25 @@ impl Doors {
             leaves: watch::Sender::new(false),
         });
         self.listen(number, listener);
+    }
+
+    /// Makes the sockets again whose file somebody has removed. A socket that cannot be made is tried again at the next change.
+    fn make_lost_again(&mut self) {
+        for (number, tenant) in (0..).zip(self.tenants.all()).filter(|(_, tenant)| tenant.is_served) {
+            let listening = self.open.get_mut(&number).and_then(|door| door.listening.as_mut());
+            let Some(listening) = listening.filter(|listening| !listening.is_there()) else { continue };
+            let (name, socket) = (&tenant.name, tenant.socket.display());
+            match Listener::bind(TenantId(number), name, &tenant.socket) {
+                Ok(listener) => {
+                    tracing::warn!(tenant = name, %socket, "the file of the tenant's socket was gone, and is made again");
+                    listening.abandon();
+                    self.listen(number, listener);
+                }
+                Err(error) => {
+                    tracing::error!(tenant = name, %socket, %error, "the file of the tenant's socket is gone, and cannot be made again: reload when it can");
+                }
+            }
+        }
     }
 
     /// Accepts sessions on a tenant's socket, if the tenant is served.

@@ -138,6 +138,11 @@ impl Listening {
     pub(crate) fn is_there(&self) -> bool {
         self.file.is_there()
     }
+
+    /// Leaves the socket's file alone from now on: another socket stands there.
+    pub(crate) fn abandon(&mut self) {
+        self.file.abandon();
+    }
 }
 
 impl Drop for Listening {

@@ -42,7 +42,8 @@ pub enum BindError {
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
-    made: FileId,
+    /// `None` for a file that is left alone.
+    made: Option<FileId>,
 }
 
 /// The identity of a file: device, inode, and the time when it was made, if the file system tells it. The time is needed because
@@ -88,7 +89,7 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), BindError>
         Err(error) => return Err(io::Error::from(error).into()),
     }
     let socket = UnixListener::bind(path)?;
-    let file = SocketFile { path: path.to_owned(), made: file_id(path)? };
+    let file = SocketFile { path: path.to_owned(), made: Some(file_id(path)?) };
     fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;
     Ok((socket, file))
 }
@@ -96,14 +97,20 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), BindError>
 impl SocketFile {
     /// Whether the file is still there.
     pub(super) fn is_there(&self) -> bool {
-        file_id(&self.path).is_ok_and(|found| found == self.made)
+        file_id(&self.path).is_ok_and(|found| Some(found) == self.made)
+    }
+
+    /// Leaves the file alone from now on.
+    pub(super) fn abandon(&mut self) {
+        self.made = None;
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
+        let Some(made) = self.made else { return };
         match file_id(&self.path) {
-            Ok(found) if found == self.made => {
+            Ok(found) if found == made => {
                 if let Err(error) = fs::remove_file(&self.path) {
                     tracing::warn!(%error, socket = %self.path.display(), "the socket's file cannot be removed");
                 }
