@@ -293,6 +293,14 @@ impl SegmentHeader {
     }
 }
 
+/// The page that stands where a purged record began.
+#[must_use]
+pub fn wiped_record(storage: StorageId) -> Vec<u8> {
+    let mut out = Writer::new(WIPED_MAGIC);
+    out.u16(VERSION).zeros(6).bytes(&storage.0).checksum().pad_to(PAGE_BYTES as usize);
+    out.done()
+}
+
 impl RecordHeader {
     /// Pages of the header of a record with these blocks.
     #[must_use]
@@ -547,6 +555,7 @@ const SUPERBLOCK_MAGIC: &[u8; 8] = b"LARDDISK";
 const SEGMENT_MAGIC: &[u8; 8] = b"LARDSEGM";
 const RECORD_MAGIC: &[u8; 8] = b"LARDRECO";
 const FOOTER_MAGIC: &[u8; 8] = b"LARDFOOT";
+const WIPED_MAGIC: &[u8; 8] = b"LARDGONE";
 
 const RECORD_CHECKSUM_AT: usize = 200;
 const RECORD_FIXED_BYTES: usize = 208;

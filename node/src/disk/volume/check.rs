@@ -3,7 +3,7 @@
 use larder_core::store::ids::ChunkKey;
 use larder_protocol::checksum::RangeChecksum;
 
-use super::super::format::{FormatError, PAGE_BYTES, RecordHeader, StorageId};
+use super::super::format::{FormatError, PAGE_BYTES, RecordHeader, StorageId, wiped_record};
 use super::super::log::RecordPlace;
 use super::transfers::ReadPart;
 use crate::arena::{ExtentMemory, OutOfBounds};
@@ -66,7 +66,7 @@ impl Check {
                 Ok(None) => {}
                 Ok(Some(header)) => self.state = self.begin(header),
                 Err(error) => {
-                    let is_wiped = so_far.iter().all(|&byte| byte == 0);
+                    let is_wiped = *so_far == wiped_record(self.storage);
                     let damage = if is_wiped { Damage::Wiped } else { Damage::Header(error) };
                     self.state = CheckPhase::Damaged(damage);
                 }

@@ -11,7 +11,7 @@ use std::io;
 
 use larder_protocol::purge::PurgeMode;
 
-use super::super::format::{Footer, FooterEntry, PAGE_BYTES};
+use super::super::format::{Footer, FooterEntry, PAGE_BYTES, wiped_record};
 use super::super::log::{Log, RecordPlace};
 use super::super::order::{DiskPurge, PurgedSegment};
 use super::Volume;
@@ -55,7 +55,8 @@ impl Volume {
             if is_last(&self.log, &entry) {
                 self.log.forget(&entry.key());
             }
-            self.transfers.append_bytes(self.geometry.offset(number, entry.page), &WIPED)?;
+            self.transfers
+                .append_bytes(self.geometry.offset(number, entry.page), &wiped_record(self.storage))?;
         }
         self.transfers.sync()?;
         if has_footer {
@@ -75,7 +76,7 @@ impl Volume {
             }
             let marked = mark.map(|mark| mark.segment);
             for segment in self.log.free().into_iter().filter(|&segment| Some(segment) != marked) {
-                self.transfers.append_bytes(self.geometry.offset(segment, 0), &WIPED)?;
+                self.transfers.append_bytes(self.geometry.offset(segment, 0), &NO_HEADER)?;
             }
             self.transfers.sync()?;
         }
@@ -83,4 +84,4 @@ impl Volume {
     }
 }
 
-pub(super) static WIPED: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
+static NO_HEADER: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];

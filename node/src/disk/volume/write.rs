@@ -5,12 +5,11 @@ use std::io;
 use larder_core::store::ids::ChunkKey;
 use tokio::sync::oneshot;
 
-use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader};
+use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader, wiped_record};
 use super::super::log::{Evict, FIRST_PAGE, LogRoom, RecordPlace, RoomPurpose};
 use super::super::metrics::FoundBy;
 use super::super::order::{Source, Why, WriteAnswer, WriteOrder};
 use super::check::Check;
-use super::purge::WIPED;
 use super::transfers::ReadAhead;
 use super::{Volume, page_bytes};
 
@@ -100,7 +99,8 @@ impl Volume {
             }
         }
         // These chunks were purged or written anew while their records moved: no start may find the moved records.
-        in_vain.into_iter().try_for_each(|record| self.transfers.append_bytes(record, &WIPED))
+        let wiped = wiped_record(self.storage);
+        in_vain.into_iter().try_for_each(|record| self.transfers.append_bytes(record, &wiped))
     }
 
     /// Tells all waiting callers that nothing is written any more.
