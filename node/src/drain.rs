@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use actix::Addr;
 use futures_util::FutureExt as _;
-use larder_core::{DrainOrder, DrainProgress, Event};
+use larder_core::{DrainOrder, DrainProgress, Event, OtherNodes};
 use larder_net::coordinator_client::Known;
 use larder_protocol::drain::{AfterDrain, DrainCommand, DrainCounts, DrainReport, DrainStart};
 use larder_protocol::table::{Holder, MemberState};
@@ -158,7 +158,7 @@ impl Drains {
         if let Some(refused) = refused {
             return Err(refused.to_owned());
         }
-        if self.takers().is_empty() {
+        if self.others().takers.is_empty() {
             return Err("every other node drains or is gone, so no other node would take its chunks: to end this node nevertheless, stop its process".to_owned());
         }
         let within = Duration::from_millis(within_ms.min(MOST_WITHIN_MS));
@@ -265,14 +265,14 @@ impl Drains {
 
     /// Carries out one drain; `None` if it was cancelled or given up. Another drain may have begun since.
     async fn drain(&self, first: Wish, actors: &[Addr<GpuActor>]) -> Option<Ended> {
-        let mut told: (Option<Wish>, Vec<Holder>) = (None, Vec::new());
+        let mut told: (Option<Wish>, OtherNodes) = (None, OtherNodes::default());
         let mut alone_since = None;
         let mut heard = Heard::new(actors.len());
         let listed_until = self.0.clock.elapsed() + LISTED_WITHIN;
         loop {
             let wish = self.wish_for(first.drain)?;
-            let takers = self.takers();
-            if takers.is_empty() && !wish.is_stopping {
+            let others = self.others();
+            if others.takers.is_empty() && !wish.is_stopping {
                 let now = self.0.clock.elapsed();
                 if self.all_others_drain() || now - *alone_since.get_or_insert(now) >= ALONE_FOR {
                     self.give_up();
@@ -286,9 +286,9 @@ impl Drains {
                 continue;
             }
             alone_since = None;
-            if told != (Some(wish), takers.clone()) {
+            if told != (Some(wish), others.clone()) {
                 heard.order_changed();
-                told = (Some(wish), takers);
+                told = (Some(wish), others);
             }
             let ask = |device: usize, must_tell: bool| {
                 let order = must_tell.then(|| (order(wish, actors.len()), told.1.clone()));
@@ -298,13 +298,13 @@ impl Drains {
             self.state().chunks = heard.chunks();
             let is_late = self.0.clock.elapsed() >= wish.until + LATE;
             let is_listed = self.is_known_to_drain();
-            let now_takers = self.takers();
+            let others_now = self.others();
             let may_leave = match wish.is_stopping {
                 true => is_listed || heard.chunks().elsewhere == 0 || self.0.clock.elapsed() >= listed_until,
-                false => is_listed && !now_takers.is_empty(),
+                false => is_listed && !others_now.takers.is_empty(),
             };
             // The actors must know the takers of the table that lists this node.
-            if is_late || (may_leave && now_takers == told.1 && heard.is_over()) {
+            if is_late || (may_leave && others_now == told.1 && heard.is_over()) {
                 return self.end(first.drain);
             }
             sleep(LOOK_EVERY).await;
@@ -350,9 +350,9 @@ impl Drains {
         others.peek().is_some() && others.all(|member| member.state == MemberState::Draining)
     }
 
-    /// The actors of other nodes that may take chunks. Nodes with lower numbers come first, the nearest of them at the front: in
+    /// The other nodes. Of the actors that may take chunks, those of nodes with lower numbers come first, the nearest of them at the front: in
     /// a rolling restart they have just started again.
-    fn takers(&self) -> Vec<Holder> {
+    fn others(&self) -> OtherNodes {
         let Known { table, own, .. } = self.0.known.borrow().clone();
         let takes = |member: &&larder_protocol::table::Member| {
             member.number != own && member.state == MemberState::Alive
@@ -364,7 +364,10 @@ impl Drains {
             let node = member.number;
             (0..member.devices).map(move |device| Holder { node, device })
         };
-        before.chain(after).flat_map(actors).collect()
+        let takers = before.chain(after).flat_map(actors).collect();
+        let others = table.members.iter().filter(|member| member.number != own);
+        let stay = others.filter(|member| member.state != MemberState::Draining).map(|member| member.number);
+        OtherNodes { takers, stay: stay.collect() }
     }
 
     fn state(&self) -> MutexGuard<'_, DrainCourse> {
@@ -373,10 +376,10 @@ impl Drains {
 }
 
 /// Asks an actor for its progress. Tells it to drain first, if there is an order.
-async fn ask_actor(actor: &Addr<GpuActor>, order: Option<(DrainOrder, Vec<Holder>)>) -> DrainProgress {
-    if let Some((order, takers)) = order {
+async fn ask_actor(actor: &Addr<GpuActor>, order: Option<(DrainOrder, OtherNodes)>) -> DrainProgress {
+    if let Some((order, others)) = order {
         // Errors: the actor is stopping.
-        _ = actor.send(Tell(Event::TakersAre(takers))).await;
+        _ = actor.send(Tell(Event::TakersAre(others))).await;
         _ = actor.send(Tell(Event::Drain(order))).await;
     }
     // An actor that began a new life has nothing to move.

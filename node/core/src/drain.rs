@@ -1,9 +1,9 @@
 //! Drains: a node that leaves moves its warm chunks to others first.
 //!
 //! Chunks move in the order of their worth here, the last to be evicted first. A chunk stays if another node holds it too, as long
-//! as that node does not leave; if the object store has it; or if it is on the disk of a node that comes back. The others are offered in batches: the actor asks the
-//! directory who else has them, then asks the taker with the most room to keep the rest, and waits for its answer. The taker
-//! fetches them like any other chunk ([`take`]), so the usual path checks names, checksums and bounds. A taker that does not
+//! as that node does not leave; if the object store has it; or if it is on the disk of a node that comes back. The others are
+//! offered in batches: the actor asks the directory who else has them, then asks the taker with the most room to keep the rest, and
+//! waits for its answer. The taker fetches them like any other chunk ([`take`]), so the usual path checks names, checksums and bounds. A taker that does not
 //! answer, or refuses all, is not asked again while another taker takes something; a taker that refuses a namespace is not asked
 //! for this namespace. If no taker does, takers that refuse are asked a few more times: they may not know yet who asks. Silent
 //! takers are asked for 5 seconds: they may stand still for a moment. A drain is over when nothing is left to offer, when each
@@ -25,7 +25,7 @@ use larder_protocol::table::Holder;
 use crate::Core;
 use crate::directory::Holders;
 use crate::effect::{Effect, TakeOrder};
-use crate::event::{DrainOrder, QuestionId, TakeNumber};
+use crate::event::{DrainOrder, OtherNodes, QuestionId, TakeNumber};
 use crate::store::ids::ChunkId;
 use queue::{Batch, Candidate, Queue};
 use takers::Takers;
@@ -157,12 +157,13 @@ impl Core {
         self.drain = None;
     }
 
-    /// Sets the actors of other nodes that may keep this actor's chunks when it drains, in the order in which they are asked.
-    pub(crate) fn takers_are(&mut self, takers: Vec<Holder>) {
+    /// Sets the actors of other nodes that may keep this actor's chunks when it drains, in the order in which they are asked, and the
+    /// nodes that stay.
+    pub(crate) fn takers_are(&mut self, OtherNodes { takers, stay }: OtherNodes) {
         self.takers = takers;
         let Some(drain) = &mut self.drain else { return };
         drain.takers.are(&self.takers);
-        let again = drain.queue.forget_held_by_others(&drain.takers);
+        let again = drain.queue.forget_held_by_others(&stay);
         if again > 0 {
             drain.counts.elsewhere -= again;
             drain.counts.found -= again;

@@ -1,5 +1,6 @@
 //! The events that a shell tells its core.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use larder_protocol::drain::Taken;
 use larder_protocol::pin::PinStart;
 use larder_protocol::purge::{PurgeMode, PurgeScope};
 use larder_protocol::session::Request;
-use larder_protocol::table::Holder;
+use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
 use crate::cause::Cause;
@@ -18,6 +19,15 @@ use crate::store::policy::PolicyName;
 use crate::store::{Checksums, PurgedKeys, StoreLimits};
 
 pub use crate::store::ids::Below;
+
+/// The other nodes of a table, as a drain sees them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OtherNodes {
+    /// The actors that may take chunks, in the order in which they are asked.
+    pub takers: Vec<Holder>,
+    /// The nodes that do not leave: those of the takers, and nodes that were not heard for a moment.
+    pub stay: BTreeSet<NodeNumber>,
+}
 
 /// How an actor is to drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,7 +208,7 @@ pub enum Event {
     /// The node no longer leaves.
     DrainCancelled,
     /// These actors of other nodes may keep this actor's chunks when it drains, in the order in which they are asked.
-    TakersAre(Vec<Holder>),
+    TakersAre(OtherNodes),
     /// An actor of another node was asked to keep chunks, and answered or failed to.
     TakeAnswered {
         /// The question.

@@ -64,8 +64,9 @@ pub use effect::{
 };
 pub use event::{
     AdminPin, Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceCopyNumber, DeviceEvent,
-    DeviceFailure, DrainOrder, Event, FetchFailure, LayersArrived, OrderNumber, PurgeStep, QuestionId,
-    ReadAnswer, ReadId, RecallId, RequestId, SegmentVisit, TakeNumber, Visited, WriteNumber, Written,
+    DeviceFailure, DrainOrder, Event, FetchFailure, LayersArrived, OrderNumber, OtherNodes, PurgeStep,
+    QuestionId, ReadAnswer, ReadId, RecallId, RequestId, SegmentVisit, TakeNumber, Visited, WriteNumber,
+    Written,
 };
 pub use looked_up::LookedUp;
 pub use time::Millis;
@@ -181,7 +182,7 @@ impl Core {
             Event::Damaged { by, fingerprint, hashes } => self.doubt(&by, fingerprint, hashes),
             Event::Drain(order) => self.drain(order),
             Event::DrainCancelled => self.drain_cancelled(),
-            Event::TakersAre(takers) => self.takers_are(takers),
+            Event::TakersAre(others) => self.takers_are(others),
             Event::TakeAnswered { take, taken } => self.take_answered(take, taken),
             Event::GrantEnded(grant) => self.store.end_grant(grant),
             Event::LayersCame { order, chunk, layers } => self.layers_came(order, chunk, layers),

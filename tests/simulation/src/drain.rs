@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use larder_core::{DrainOrder, Event, TakeNumber, TakeOrder, TakeReply};
+use larder_core::{DrainOrder, Event, OtherNodes, TakeNumber, TakeOrder, TakeReply};
 use larder_protocol::drain::{Take, Taken};
 use larder_protocol::peer::{PeerRequest, PeerResponse, RetryAfter};
 use larder_protocol::table::{Holder, MemberState};
@@ -18,7 +18,7 @@ use crate::world::{At, Happening, Life, World};
 pub(crate) struct Draining {
     until: Duration,
     keeps_disk: bool,
-    takers: Vec<Holder>,
+    others: OtherNodes,
     /// The end of the process's last standstill, as known when the drain began.
     paused_until: Duration,
 }
@@ -37,9 +37,9 @@ impl World {
         if process.drain.is_some() {
             return;
         }
-        process.drain = Some(Draining { until, keeps_disk, takers: Vec::new(), paused_until });
+        process.drain = Some(Draining { until, keeps_disk, others: OtherNodes::default(), paused_until });
         self.note("drain", &[host as u64, life.number]);
-        if self.takers(life).is_empty() {
+        if self.others(life).takers.is_empty() {
             if let Some(process) = self.process(life) {
                 process.drain = None;
             }
@@ -74,19 +74,19 @@ impl World {
 
     /// Checks the progress of a drain: the process leaves when the drain is over.
     pub(crate) fn drain_goes_on(&mut self, life: Life) {
-        let (takers, now) = (self.takers(life), self.local(life.host));
+        let (others, now) = (self.others(life), self.local(life.host));
         let Some(process) = self.process(life) else { return };
         let Some(drain) = &mut process.drain else { return };
-        if takers.is_empty() {
+        if others.takers.is_empty() {
             return self.drain_cancelled(life);
         }
         let order =
             DrainOrder { until: drain.until, keeps_disk: drain.keeps_disk, bytes_per_second: Some(400_000) };
         let (until, paused_until) = (drain.until, drain.paused_until);
-        if drain.takers != takers {
-            drain.takers.clone_from(&takers);
+        if drain.others != others {
+            drain.others.clone_from(&others);
             for actor in 0..self.settings.actors {
-                self.tell(At { life, actor }, Event::TakersAre(takers.clone()));
+                self.tell(At { life, actor }, Event::TakersAre(others.clone()));
                 self.tell(At { life, actor }, Event::Drain(order));
             }
         }
@@ -123,13 +123,15 @@ impl World {
     }
 
     /// The actors that may take chunks of a process, as it knows them.
-    fn takers(&mut self, life: Life) -> Vec<Holder> {
+    fn others(&mut self, life: Life) -> OtherNodes {
         let actors = self.settings.actors;
-        let Some(process) = self.process(life) else { return Vec::new() };
+        let Some(process) = self.process(life) else { return OtherNodes::default() };
         let (table, own) = (process.exchange.table(), process.directory.own());
         let others = table.members.iter().filter(|member| member.number != own);
-        let well = others.filter(|member| member.state == MemberState::Alive);
-        well.flat_map(|member| (0..actors).map(|device| Holder { node: member.number, device })).collect()
+        let stay = others.filter(|member| member.state != MemberState::Draining);
+        let well = stay.clone().filter(|member| member.state == MemberState::Alive);
+        let takers = well.flat_map(|member| (0..actors).map(|device| Holder { node: member.number, device }));
+        OtherNodes { takers: takers.collect(), stay: stay.map(|member| member.number).collect() }
     }
 
     /// An actor asks an actor of another node to keep chunks.

@@ -1,7 +1,7 @@
 //! The chunks that a drain has yet to move, in the order of their worth.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use larder_protocol::Fingerprint;
 use larder_protocol::drain::TakeChunk;
@@ -61,12 +61,11 @@ impl Queue {
         self.elsewhere.entry(node).or_default().push(chunk);
     }
 
-    /// Forgets the chunks that stayed because of nodes that are no takers any more, so that they are added anew. Returns their
-    /// number.
-    pub(super) fn forget_held_by_others(&mut self, takers: &Takers) -> u64 {
+    /// Forgets the chunks that stayed because of nodes that do not `stay`, so that they are added anew. Returns their number.
+    pub(super) fn forget_held_by_others(&mut self, stay: &BTreeSet<NodeNumber>) -> u64 {
         let before = self.seen.len();
         self.elsewhere.retain(|&node, chunks| {
-            let stays = takers.has_node(node);
+            let stays = stay.contains(&node);
             chunks.iter().filter(|_| !stays).for_each(|chunk| _ = self.seen.remove(chunk));
             stays
         });

@@ -4,7 +4,7 @@ use larder_protocol::drain::{DrainCounts, TakeChunk, TakeNamespace, Taken, WHOLE
 use larder_protocol::session::Reserve;
 
 use super::*;
-use crate::event::TakeNumber;
+use crate::event::{OtherNodes, TakeNumber};
 use crate::placement::Worth;
 use crate::store::{Change, ChangeKind};
 use crate::{DrainOrder, DrainProgress, TakeOrder, TakeReply};
@@ -18,10 +18,16 @@ fn says(is_kept: &[bool], free_chunks: u64, rank_limit_ppm: u32) -> Option<Taken
     Some(Taken { is_kept: is_kept.to_vec(), free_chunks, free_bytes: free_chunks * BLOCK, rank_limit_ppm })
 }
 
+/// The takers are these; all others leave.
+fn others(takers: Vec<Holder>) -> Event {
+    let stay = takers.iter().map(|taker| taker.node).collect();
+    Event::TakersAre(OtherNodes { takers, stay })
+}
+
 impl World {
     /// Begins a drain with these takers, and answers for each how many free chunks it has.
     fn drains(&mut self, takers: &[(u16, u64)]) {
-        self.tell(Event::TakersAre(takers.iter().map(|&(number, _)| node(number)).collect()));
+        self.tell(others(takers.iter().map(|&(number, _)| node(number)).collect()));
         self.tell(Event::Drain(order(100)));
         let polls: Vec<TakeOrder> = takers.iter().map(|_| self.asks_to_take()).collect();
         for (poll, &(number, free)) in polls.into_iter().zip(takers) {
@@ -169,7 +175,11 @@ fn a_chunk_moves_after_all_if_its_other_holder_leaves_too() {
     w.directory_says(&[&[2], &[3]]);
     assert!(w.progress().is_over);
     assert_eq!(w.counts().elsewhere, 2);
-    w.tell(Event::TakersAre(vec![node(3)]));
+    // A node that is not heard for a moment is no taker, and still has its chunks.
+    let stay = [2, 3].map(NodeNumber).into();
+    w.tell(Event::TakersAre(OtherNodes { takers: vec![node(3)], stay }));
+    assert!(w.progress().is_over && w.is_idle());
+    w.tell(others(vec![node(3)]));
     assert_eq!(w.directory_says(&[&[2]]), 1, "the other one still has a holder");
     let offer = w.asks_to_take();
     assert_eq!((offer.taker, offer.chunks.len()), (node(3), 1));
@@ -184,7 +194,7 @@ fn what_the_disk_keeps_stays_if_the_node_comes_back_and_moves_if_it_does_not() {
         let mut w = World::new(Sources { disk: Some(DEADLINE), ..PEERS });
         w.on_disk("a");
         w.put("a");
-        w.tell(Event::TakersAre(vec![node(2)]));
+        w.tell(others(vec![node(2)]));
         w.tell(Event::Drain(DrainOrder { keeps_disk, ..order(100) }));
         let poll = w.asks_to_take();
         w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 9, 0) });
@@ -197,7 +207,7 @@ fn what_the_disk_keeps_stays_if_the_node_comes_back_and_moves_if_it_does_not() {
 fn without_free_room_chunks_move_as_long_as_their_rank_beats_what_goes_for_them() {
     let mut w = World::new(PEERS);
     w.put("abcd");
-    w.tell(Event::TakersAre(vec![node(2)]));
+    w.tell(others(vec![node(2)]));
     w.tell(Event::Drain(order(100)));
     let poll = w.asks_to_take();
     w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 0, WHOLE_RANK_PPM / 2) });
@@ -246,7 +256,7 @@ fn an_answer_that_never_comes_ends_neither_the_drain_nor_its_deadline() {
 fn the_only_taker_that_stood_still_for_seconds_is_asked_again() {
     let mut w = World::new(PEERS);
     w.put("a");
-    w.tell(Event::TakersAre(vec![node(2)]));
+    w.tell(others(vec![node(2)]));
     w.tell(Event::Drain(order(100)));
     let mut poll = w.asks_to_take();
     while w.now < Duration::from_secs(4) {
@@ -277,7 +287,7 @@ fn a_budget_spreads_batches_over_time() {
     let mut w = World::new(PEERS);
     w.put("a");
     w.put("b");
-    w.tell(Event::TakersAre(vec![node(2)]));
+    w.tell(others(vec![node(2)]));
     w.tell(Event::Drain(DrainOrder { bytes_per_second: Some(BLOCK), ..order(100) }));
     let poll = w.asks_to_take();
     w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 9, 0) });
@@ -500,7 +510,7 @@ fn chunks_that_nobody_takes_hold_up_no_others() {
 fn a_refused_batch_costs_no_budget() {
     let mut w = World::new(PEERS);
     w.put("ab");
-    w.tell(Event::TakersAre(vec![node(2), node(3)]));
+    w.tell(others(vec![node(2), node(3)]));
     w.tell(Event::Drain(DrainOrder { bytes_per_second: Some(BLOCK), ..order(100) }));
     for _ in 0..2 {
         let poll = w.asks_to_take();
@@ -514,7 +524,7 @@ fn a_refused_batch_costs_no_budget() {
 fn a_taker_that_does_not_know_the_node_yet_is_asked_again() {
     let mut w = World::new(PEERS);
     w.put("ab");
-    w.tell(Event::TakersAre(vec![node(2)]));
+    w.tell(others(vec![node(2)]));
     w.tell(Event::Drain(order(100)));
     let poll = w.asks_to_take();
     w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 0, 0) });
@@ -534,7 +544,7 @@ fn a_taker_that_does_not_know_the_node_yet_is_asked_again() {
 fn a_taker_that_never_takes_anything_holds_up_no_drain() {
     let mut w = World::new(PEERS);
     w.put("ab");
-    w.tell(Event::TakersAre(vec![node(2)]));
+    w.tell(others(vec![node(2)]));
     w.tell(Event::Drain(order(100)));
     let poll = w.asks_to_take();
     w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 0, 0) });
