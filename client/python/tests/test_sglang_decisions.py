@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -188,3 +189,11 @@ def test_engines_whose_models_branch_has_moved_never_share(monkeypatch, tmp_path
         # Random weights have the names of real ones.
         engine.server_arguments = lambda: SimpleNamespace(model_path="example/model", revision=None, load_format="dummy")
         assert engine.read(config, 16, named).namespace(POOL) != real.namespace(POOL)
+        assert engine.read(config, 16, settings).details["is_dummy"], "they need no name"
+        arguments = SimpleNamespace(model_path="example/model", revision=None, download_dir=str(tmp_path / "other"))
+        engine.server_arguments = lambda: arguments
+        with pytest.raises(UnsupportedError, match="model_revision"):
+            engine.read(config, 16, settings)
+        shutil.copytree(cached, tmp_path / "other" / cached.name)
+        (tmp_path / "other" / cached.name / "refs/main").write_text("11aa")
+        assert engine.read(config, 16, settings).details["model_path weights"] == "commit 11aa"

@@ -67,7 +67,7 @@ class KnownNode:
         pass
 
 
-def test_a_rank_uses_the_names_that_its_scheduler_read_before_the_model_was_loaded(worker):
+def test_a_rank_uses_the_names_that_its_scheduler_read(worker):
     own = facts(kv_dtype="fp8_ds_mla", details={"quantization": "changed by the model"}).namespace()
     scheduler = facts(kv_dtype="fp8").namespace()
     worker._node = node = KnownNode(own)

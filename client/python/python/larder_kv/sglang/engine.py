@@ -24,12 +24,13 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
     arguments = server_arguments()
     details = {name: getattr(arguments, name, None) for name in OF_ENGINE}
     # Random weights have the names of real ones.
-    details["is_dummy"] = getattr(arguments, "load_format", None) == "dummy"
+    is_dummy = details["is_dummy"] = getattr(arguments, "load_format", None) == "dummy"
+    cache = getattr(arguments, "download_dir", None)
     models = {"model_path": "revision", "speculative_draft_model_path": "speculative_draft_model_revision"}
     for name, revision in models.items():
         # If nothing on this host identifies the weights, `model_revision` must; without it the models are refused.
-        if details[name] and not settings.model_revision:
-            details[f"{name} weights"] = weights_of(str(details[name]), str(details[revision] or "main"))
+        if details[name] and not settings.model_revision and not is_dummy:
+            details[f"{name} weights"] = weights_of(str(details[name]), str(details[revision] or "main"), cache)
     return Facts(
         model=config.model_name or str(details["model_path"] or ""),
         revision=settings.model_revision,

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.utils import get_pp_indices
@@ -321,7 +322,9 @@ def details(
     }
     if speculation is not None and speculation.has_kv:
         draft = config.speculative_config.draft_model_config
-        found["draft"] = draft_details(draft, weights(draft, config.load_config, settings.model_revision))
+        # `model_revision` names the model's weights. Those of a draft in a folder tell themselves.
+        named = "" if Path(draft.model).is_dir() else settings.model_revision
+        found["draft"] = draft_details(draft, weights(draft, config.load_config, named))
     return found
 
 

@@ -21,7 +21,7 @@ class StepPlan(KVConnectorMetadata):
     actor: int | None
     """The number of the node's actor that the engine uses; None if the scheduler has not reached the node yet."""
     namespace: NamespaceSpec
-    """The scheduler's namespace. A rank reads the configuration after its model was loaded, and some models change it."""
+    """The scheduler's namespace. Some models change the configuration in the processes that load them."""
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
