@@ -174,7 +174,6 @@ impl ServeError {
                 | Self::ConsoleCredentials(_)
                 | Self::ConsoleAdmin
                 | Self::NoTokenizers
-                | Self::Audit { .. }
         );
         let mut causes = std::iter::successors(self.source(), |&cause| cause.source());
         (is_of_the_election || is_of_a_file) && !causes.any(|cause| cause.is::<std::io::Error>())

@@ -49,7 +49,7 @@ pub(crate) struct Cluster {
     sampler: Sampler,
     arbiter: Arbiter,
     endpoint: Endpoint,
-    sharing: Sharing,
+    parts: Parts,
     silent: SilentPeers,
     rooms: Rooms,
     watch: Watch,
@@ -59,8 +59,8 @@ pub(crate) struct Cluster {
     left: Option<oneshot::Receiver<()>>,
 }
 
-/// The parts that ask and serve others. A node that shares no chunks serves only admins and coordinators.
-struct Sharing {
+/// The parts that ask other nodes, and that serve nodes, admins and coordinators.
+struct Parts {
     handle: ExchangeHandle,
     peer: Addr<PeerActor>,
     directory: Addr<DirectoryActor>,
@@ -171,10 +171,9 @@ impl Cluster {
         };
         let (place, with) = (&limits.place.cpus, (&credentials, &settings));
         let threads = BlockThreads::start(others, limits.listen, with, place, &common, &watch).await?;
-        let sharing =
-            Sharing::start(limits, &arbiter, &endpoint, registry, common, (&silent, threads, &watch))?;
+        let parts = Parts::start(limits, &arbiter, &endpoint, registry, common, (&silent, threads, &watch))?;
         let certificate = CertificateMetrics::register(registry)?;
-        let of_blocks = sharing.block_endpoints();
+        let of_blocks = parts.block_endpoints();
         renew(&arbiter, &watch, limits, (endpoint.clone(), of_blocks, tcp), credentials, certificate);
         let known = watch::Sender::default();
         let limits = limits.clone();
@@ -184,7 +183,7 @@ impl Cluster {
             sampler,
             arbiter,
             endpoint,
-            sharing,
+            parts,
             silent,
             rooms,
             watch,
@@ -197,7 +196,7 @@ impl Cluster {
 
     /// How the actor of a device reaches other nodes; `None` if chunks are not shared.
     pub(crate) fn peers(&self, device: u16) -> Option<Peers> {
-        let Sharing { handle, peer, directory, restarts, .. } = &self.sharing;
+        let Parts { handle, peer, directory, restarts, .. } = &self.parts;
         if !self.limits.share {
             return None;
         }
@@ -229,7 +228,7 @@ impl Cluster {
         (reloads, purges, show): (&Reloads, &Purges, ShowNode),
     ) {
         let services = self.services(actors, drains, (reloads, purges, show));
-        if self.sharing.peer.send(Serve(services)).await.is_err() {
+        if self.parts.peer.send(Serve(services)).await.is_err() {
             tracing::error!(
                 "the peer thread ended before it served: this node shares no chunks; start it again"
             );
@@ -249,7 +248,7 @@ impl Cluster {
         let (stop, stopped) = oneshot::channel::<()>();
         let (left, leaving) = oneshot::channel();
         let (endpoint, coordinators) = (self.endpoint.clone(), self.limits.coordinators.clone());
-        let of_blocks = self.sharing.block_endpoints();
+        let of_blocks = self.parts.block_endpoints();
         let (known, watch) = (self.known.clone(), self.watch.clone());
         self.arbiter.spawn_fn(move || {
             actix_rt::spawn(async move {
@@ -266,7 +265,7 @@ impl Cluster {
             });
         });
         (self.stop, self.left) = (Some(stop), Some(leaving));
-        let Sharing { peer, directory, .. } = &self.sharing;
+        let Parts { peer, directory, .. } = &self.parts;
         let (peer, directory, known) = (peer.clone(), directory.clone(), self.known.clone());
         self.arbiter.spawn(self.watch.clone().keep("tables", move || {
             let mut known = known.subscribe();
@@ -283,7 +282,7 @@ impl Cluster {
         drains: &Drains,
         (reloads, purges, show): (&Reloads, &Purges, ShowNode),
     ) -> Services {
-        let directory = &self.sharing.directory;
+        let directory = &self.parts.directory;
         Services {
             shares: self.limits.share,
             blocks: actors.iter().map(|actor| actor.clone().recipient()).collect(),
@@ -349,7 +348,7 @@ impl Cluster {
 
     /// The actor that asks and serves other nodes.
     pub(crate) fn peer_actor(&self) -> Addr<PeerActor> {
-        self.sharing.peer.clone()
+        self.parts.peer.clone()
     }
 
     /// Leaves the cluster in order.
@@ -359,8 +358,8 @@ impl Cluster {
             // An error: the thread has ended already.
             let _ = left.await;
         }
-        let Self { arbiter, sharing, .. } = self;
-        let Sharing { block_threads, .. } = sharing;
+        let Self { arbiter, parts, .. } = self;
+        let Parts { block_threads, .. } = parts;
         arbiter.stop();
         let joined = move || {
             block_threads.stop();
@@ -388,7 +387,7 @@ impl Membership {
     }
 }
 
-impl Sharing {
+impl Parts {
     fn start(
         limits: &ClusterLimits,
         arbiter: &Arbiter,

@@ -110,6 +110,8 @@ impl Drop for Trying<'_> {
         if !self.is_over && self.link.came.load(Ordering::Relaxed) == self.had_come {
             let now = self.common.now();
             let lasted = now.saturating_sub(self.since);
+            let address = self.link.address;
+            tracing::info!(%address, ?lasted, "nothing came over TCP: the node is asked over QUIC for a while");
             self.link.avoid(now + (lasted * AVOIDED_FOR_EACH).min(AVOIDED));
         }
     }

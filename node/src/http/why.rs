@@ -342,8 +342,7 @@ fn filter_of(state: &HttpState, arguments: &Arguments) -> Result<LookupFilter, R
                 let most: usize = value.parse().map_err(|_| wrong("not a number"))?;
                 filter.most = most.min(MOST_LOOKUPS);
             }
-            // Other arguments were refused before.
-            _ => {}
+            _ => return Err(Refused::Question(format!("{name}: this is no argument of this path"))),
         }
     }
     Ok(filter)

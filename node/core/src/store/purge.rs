@@ -1,7 +1,7 @@
 //! Purges: removes chunks at an admin's command, and the chunks of a tenant that left.
 //!
-//! A purged chunk leaves the policy, the disk, its pins and the announcements at once, so nobody finds it. Its slots are free
-//! when its last reader has let go. Chunks that engines had reserved before are not kept when they are committed; chunks that are
+//! A purged chunk leaves the policy, the disk, its pins and the announcements at once, so nobody finds it. Its slots are free when
+//! its last reader has let go. Chunks that engines had reserved before are not kept when they are committed; chunks that are
 //! on their way here are dropped. Until a purge ends, no chunk of its namespaces is brought from elsewhere.
 
 use std::collections::{HashMap, HashSet};
@@ -101,7 +101,7 @@ pub struct PurgedPage {
 }
 
 impl Purges {
-    /// Those of a store that takes the place of this purges' store: it has no chunk of tenants that left.
+    /// The open purges, for the store that replaces this one: it has no chunk of tenants that left.
     pub(super) fn after(&self) -> Self {
         Self { open: self.open.clone(), leaving_from: None }
     }
