@@ -57,7 +57,7 @@ pub struct Config {
     /// The state's file.
     pub state: StateConfig,
     /// The heartbeat, and how long the coordinator waits for silent nodes.
-    pub membership: MembershipConfig,
+    pub membership: Patience,
     /// The election of a leader among several coordinators.
     pub election: ElectionConfig,
     /// The audit log of changes and their authors. Without it, only the coordinator's own log has them.
@@ -110,24 +110,6 @@ pub struct PeerConfig {
 pub struct StateConfig {
     /// The file; it is made if it does not exist.
     pub path: PathBuf,
-}
-
-/// The heartbeat, and how long the coordinator waits for silent nodes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MembershipConfig {
-    /// How often nodes send a heartbeat. A node that crashed may join again when it has missed two.
-    pub heartbeat_ms: u64,
-    /// Silence after which a node is suspect: other nodes are asked before it.
-    pub suspect_after_ms: u64,
-    /// Silence after which a node is removed: other nodes become home to its partitions.
-    pub remove_after_ms: u64,
-    /// Silence after which a node is removed if two other nodes get no answer from it, either.
-    pub remove_reported_after_ms: u64,
-    /// Grace period after a start, for members to come back: their silence counts from its end.
-    pub grace_ms: u64,
-    /// How long `larder status` shows a removed node as lost, if it does not come back.
-    pub remember_lost_ms: u64,
 }
 
 /// The election of a leader among several coordinators.
@@ -288,13 +270,8 @@ impl Config {
     /// # Errors
     /// [`ConfigError`]: it says something impossible.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let MembershipConfig {
-            heartbeat_ms,
-            suspect_after_ms,
-            remove_after_ms,
-            remove_reported_after_ms,
-            ..
-        } = self.membership;
+        let Patience { heartbeat_ms, suspect_after_ms, remove_after_ms, remove_reported_after_ms, .. } =
+            self.membership;
         let removed_ms = remove_after_ms.min(remove_reported_after_ms);
         if !(0 < heartbeat_ms && heartbeat_ms < suspect_after_ms && suspect_after_ms < removed_ms) {
             return Err(ConfigError::Impatient {
@@ -336,27 +313,6 @@ impl PeerConfig {
     pub fn credentials(&self) -> CredentialFiles {
         let Self { ca, certificate, key, .. } = self.clone();
         CredentialFiles { ca, certificate, key }
-    }
-}
-
-impl MembershipConfig {
-    pub(crate) fn patience(&self) -> Patience {
-        let Self {
-            heartbeat_ms,
-            suspect_after_ms,
-            remove_after_ms,
-            remove_reported_after_ms,
-            grace_ms,
-            remember_lost_ms,
-        } = *self;
-        Patience {
-            heartbeat_ms,
-            suspect_after_ms,
-            remove_after_ms,
-            remove_reported_after_ms,
-            grace_ms,
-            remember_lost_ms,
-        }
     }
 }
 
@@ -441,19 +397,6 @@ impl Default for PeerConfig {
 impl Default for StateConfig {
     fn default() -> Self {
         Self { path: "/var/lib/larder/coordinator.redb".into() }
-    }
-}
-
-impl Default for MembershipConfig {
-    fn default() -> Self {
-        Self {
-            heartbeat_ms: 1_000,
-            suspect_after_ms: 3_000,
-            remove_after_ms: 30_000,
-            remove_reported_after_ms: 8_000,
-            grace_ms: 3_000,
-            remember_lost_ms: 86_400_000,
-        }
     }
 }
 

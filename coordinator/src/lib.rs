@@ -22,9 +22,7 @@ pub mod state;
 mod tokenizer;
 mod uptime;
 
-pub use config::{
-    Backend, Config, ConfigError, ElectionConfig, HttpConfig, MembershipConfig, PeerConfig, StateConfig,
-};
+pub use config::{Backend, Config, ConfigError, ElectionConfig, HttpConfig, PeerConfig, StateConfig};
 pub use http::{LostStatus, NodeHeld, NodeStatus, PrefixAnswer, PrefixHeld, Status};
 pub use metrics::COORDINATOR;
 pub use published::Published;

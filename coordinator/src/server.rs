@@ -274,7 +274,7 @@ async fn serve_noting<R: Register + 'static>(
     let (uptime, credentials) = (Uptime::start(), credentials(&config)?);
     let endpoint = Endpoint::bind(config.peer.listen, &credentials, &TransportSettings::default())?;
     let (state_file, state) = StateFile::open(&config.state.path)?;
-    let (patience, highest_term) = (config.membership.patience(), state.table.epoch.term);
+    let (patience, highest_term) = (config.membership.clone(), state.table.epoch.term);
     let membership = membership_of(register.is_some(), &patience, state, uptime);
     let reloads = Reloads::new(file.as_ref(), membership.clone(), audit.clone());
     let metrics = Metrics::new()?;

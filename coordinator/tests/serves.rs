@@ -12,10 +12,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use larder_coordinator::election::{Record, Version};
+use larder_coordinator::membership::Patience;
 use larder_coordinator::register::{Memory, Register, Trouble};
 use larder_coordinator::{
-    Config, ElectionConfig, HttpConfig, MembershipConfig, PeerConfig, Ready, ServeError, StateConfig, Status,
-    run, run_elected, run_from,
+    Config, ElectionConfig, HttpConfig, PeerConfig, Ready, ServeError, StateConfig, Status, run, run_elected,
+    run_from,
 };
 use larder_net::coordinator_client::{Candidate, FollowAs, Known, MAX_ADDRESSES, NodeFacts, follow};
 use larder_net::line_file::RecordConfig;
@@ -142,7 +143,7 @@ impl Place {
                 key: self.file("c.key"),
             },
             state: StateConfig { path: self.file(state) },
-            membership: MembershipConfig {
+            membership: Patience {
                 heartbeat_ms: 50,
                 suspect_after_ms: 300,
                 remove_after_ms: 1_500,

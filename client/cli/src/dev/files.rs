@@ -132,7 +132,7 @@ impl Files {
             },
             peer: coordinator::PeerConfig { listen, ca, certificate, key },
             state: coordinator::StateConfig { path: self.dir.join("coordinator.redb") },
-            membership: coordinator::MembershipConfig { grace_ms: GRACE_MS, ..Default::default() },
+            membership: coordinator::membership::Patience { grace_ms: GRACE_MS, ..Default::default() },
             election: coordinator::ElectionConfig::default(),
             audit: None,
             tracing: options.tracing.clone(),
