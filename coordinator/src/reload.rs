@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use larder_net::audit::Audit;
 use larder_net::in_one_line;
-use larder_net::reload::{ReloadTimes, differences};
-use larder_protocol::reload::{ChangedSetting, Reloaded};
+use larder_net::reload::{ReloadTimes, differences, note};
+use larder_protocol::reload::Reloaded;
 
-use crate::config::{Config, MembershipConfig};
+use crate::config::Config;
+use crate::membership::Patience;
 use crate::shared::SharedMembership;
 
 /// The changes of a running coordinator's configuration. Cloning shares.
@@ -46,31 +47,7 @@ impl Reloads {
     /// The reason that nothing has changed, for people.
     pub(crate) fn reload(&self, by: &str) -> Result<Reloaded, String> {
         let reloaded = self.try_reload();
-        match &reloaded {
-            Ok(Reloaded { applied, at_restart }) => {
-                let settings = applied.iter().map(|changed| format!("{} = {}", changed.key, changed.after));
-                let what = settings.collect::<Vec<_>>().join(", ");
-                self.0.audit.note(by, "reload", &what, Ok::<_, &str>(()));
-                for ChangedSetting { key, before, after } in applied {
-                    tracing::info!(by, key, before, after, "a setting has changed");
-                }
-                for key in at_restart {
-                    tracing::warn!(
-                        by,
-                        key,
-                        "this setting takes effect at the next start: restart this process"
-                    );
-                }
-            }
-            Err(error) => {
-                self.0.audit.note(by, "reload", "", Err(error));
-                tracing::error!(
-                    by,
-                    error,
-                    "the configuration is refused, and nothing has changed: correct the file"
-                );
-            }
-        }
+        note(&self.0.audit, by, &reloaded);
         reloaded
     }
 
@@ -84,7 +61,7 @@ impl Reloads {
         merged.check().map_err(|error| in_one_line(&error))?;
         let others = differences(&merged, &new).into_iter().map(|setting| setting.key);
         let reloaded = Reloaded { applied: differences(&*running, &merged), at_restart: others.collect() };
-        membership.lock().change_patience(merged.membership.patience());
+        membership.lock().change_patience(merged.membership.clone());
         *running = merged;
         Ok(reloaded)
     }
@@ -105,7 +82,7 @@ impl Reloads {
 /// since members were told it when they joined.
 fn with_changes(running: &Config, new: &Config) -> Config {
     let heartbeat_ms = running.membership.heartbeat_ms;
-    Config { membership: MembershipConfig { heartbeat_ms, ..new.membership.clone() }, ..running.clone() }
+    Config { membership: Patience { heartbeat_ms, ..new.membership.clone() }, ..running.clone() }
 }
 
 /// If the system chose a port, the file may name that port now, as the file of a development cluster does.
@@ -141,7 +118,7 @@ mod tests {
         new.membership.heartbeat_ms = 500;
         new.election.lease_ms = 9_000;
         let merged = with_changes(&running, &new);
-        let keys = |settings: Vec<ChangedSetting>| {
+        let keys = |settings: Vec<larder_protocol::reload::ChangedSetting>| {
             settings.into_iter().map(|setting| setting.key).collect::<Vec<_>>()
         };
         assert_eq!(keys(differences(&running, &merged)), ["membership.remove_after_ms"]);

@@ -12,8 +12,8 @@ use larder_core::Event;
 use larder_core::store::StoreLimits;
 use larder_net::blocking::blocking;
 use larder_net::in_one_line;
-use larder_net::reload::{ReloadTimes, differences};
-use larder_protocol::reload::{ChangedSetting, Reloaded};
+use larder_net::reload::{ReloadTimes, differences, note};
+use larder_protocol::reload::Reloaded;
 use tokio::sync::{Mutex, mpsc, oneshot};
 
 use crate::actor::GpuActor;
@@ -110,35 +110,7 @@ impl Reloads {
     /// If dropped, a part of the changes may be made; the next reload makes all.
     pub(crate) async fn reload(&self, by: &str) -> Result<Reloaded, String> {
         let reloaded = self.try_reload(by).await;
-        match &reloaded {
-            Ok(Reloaded { applied, at_restart }) => {
-                let settings =
-                    applied.iter().map(|ChangedSetting { key, after, .. }| format!("{key} = {after}"));
-                let what: Vec<String> = settings.collect();
-                self.0.audit.note(by, "reload", &what.join(", "), Ok::<_, &str>(()));
-                for ChangedSetting { key, before, after } in applied {
-                    tracing::info!(by, key, before, after, "a setting has changed");
-                }
-                for key in at_restart {
-                    tracing::warn!(
-                        by,
-                        key,
-                        "this setting takes effect at the next start: restart this process"
-                    );
-                }
-                if applied.is_empty() && at_restart.is_empty() {
-                    tracing::info!(by, "the configuration has not changed");
-                }
-            }
-            Err(error) => {
-                self.0.audit.note(by, "reload", "", Err(error));
-                tracing::error!(
-                    by,
-                    error,
-                    "the configuration is refused, and nothing has changed: correct the file"
-                );
-            }
-        }
+        note(&self.0.audit, by, &reloaded);
         reloaded
     }
 

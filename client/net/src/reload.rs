@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use larder_protocol::reload::ChangedSetting;
+use larder_protocol::reload::{ChangedSetting, Reloaded};
 use serde::Serialize;
 use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
+
+use crate::audit::Audit;
 
 /// The times at which a server reads its configuration file again: at every SIGHUP, and when the file changed.
 #[derive(Debug)]
@@ -85,6 +87,33 @@ pub fn differences<C: Serialize>(before: &C, after: &C) -> Vec<ChangedSetting> {
         after: value(&after, key),
     };
     keys.into_iter().map(setting).filter(|setting| setting.before != setting.after).collect()
+}
+
+/// Notes a reload in the audit log, and logs each change. `by` names who asked for it.
+pub fn note(audit: &Audit, by: &str, reloaded: &Result<Reloaded, String>) {
+    let Reloaded { applied, at_restart } = match reloaded {
+        Ok(reloaded) => reloaded,
+        Err(error) => {
+            audit.note(by, "reload", "", Err(error));
+            tracing::error!(
+                by,
+                error,
+                "the configuration is refused, and nothing has changed: correct the file"
+            );
+            return;
+        }
+    };
+    let settings = applied.iter().map(|changed| format!("{} = {}", changed.key, changed.after));
+    audit.note(by, "reload", &settings.collect::<Vec<_>>().join(", "), Ok::<_, &str>(()));
+    for ChangedSetting { key, before, after } in applied {
+        tracing::info!(by, key, before, after, "a setting has changed");
+    }
+    for key in at_restart {
+        tracing::warn!(by, key, "this setting takes effect at the next start: restart this process");
+    }
+    if applied.is_empty() && at_restart.is_empty() {
+        tracing::info!(by, "the configuration has not changed");
+    }
 }
 
 /// Every setting by its key.

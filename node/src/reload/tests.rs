@@ -5,7 +5,7 @@ use bytesize::ByteSize;
 use super::*;
 use crate::config::TenantConfig;
 
-fn keys(settings: &[ChangedSetting]) -> Vec<&str> {
+fn keys(settings: &[larder_protocol::reload::ChangedSetting]) -> Vec<&str> {
     settings.iter().map(|setting| setting.key.as_str()).collect()
 }
 
