@@ -1,15 +1,14 @@
 //! The GPU actor: a mailbox around one [`Core`], on an OS thread of its own.
 //!
 //! The core decides. The actor tells it each event and performs its effects (`perform`): it copies (`copies`), reads and
-//! writes tiers (`below`, `disk`), has its GPU copy (`device_lane`), and asks and answers other actors (`peers`, `handoff`,
-//! `drain`). `answer` writes the replies to sessions, `seen` shows the actor to people, `lives` handles panics.
+//! writes tiers (`below`, `disk`), has its GPU copy (`device_lane`), and asks and answers other actors (`peers`, `handoff`).
+//! `answer` writes the replies to sessions, `seen` shows the actor to people, `lives` handles panics.
 
 mod answer;
 mod below;
 mod copies;
 mod device_lane;
 mod disk;
-mod drain;
 mod handoff;
 mod lives;
 mod messages;
@@ -25,7 +24,6 @@ use actix::prelude::*;
 use futures_util::stream::poll_fn;
 use larder_core::store::StoreLimits;
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
-use larder_core::what_if::Past;
 use larder_core::{Core, DeviceLimits, Event, Sources};
 use larder_device::thread::DeviceReport;
 use larder_net::audit::Audit;
@@ -60,23 +58,19 @@ use crate::window::Window;
 
 /// The actor of one GPU, or of a node without GPUs.
 pub struct GpuActor {
-    core: Core,
+    pub(crate) core: Core,
     hands: Hands,
     /// The lane to the actor's device.
     device_lane: DeviceLane,
     /// Inputs from other threads, beside messages. Taken when the actor starts.
     inputs: Option<Inputs>,
-    /// Write windows of the sessions that have one.
-    windows: HashMap<SessionId, Arc<Window>>,
     /// The engines behind the open sessions.
-    clients: HashMap<SessionId, Engine>,
+    engines: HashMap<SessionId, Engine>,
     /// Extents that wait for new memory and for the copy pool.
     renewals: Vec<Renewal>,
     /// Whether the copy pool makes memory for one of them.
     is_renewing: bool,
     renewal_failures: RenewalFailures,
-    /// The last lookups, to try other caches.
-    past: Past,
     pending: Pending,
     /// Peers' leases report their end here.
     ended_grants: UnboundedSender<u64>,
@@ -128,6 +122,8 @@ struct Inputs {
 #[derive(Debug, Default)]
 struct Engine {
     client: Client,
+    /// The session's write window, if it has one.
+    window: Option<Arc<Window>>,
     /// The session's last request, and when it came.
     last: Option<(&'static str, Duration)>,
 }
@@ -174,12 +170,10 @@ impl GpuActor {
             hands,
             device_lane,
             inputs: Some(Inputs { ended_grants: ends, arriving, device: reports }),
-            windows: HashMap::new(),
-            clients: HashMap::new(),
+            engines: HashMap::new(),
             renewals: Vec::new(),
             is_renewing: false,
             renewal_failures: RenewalFailures::default(),
-            past: Past::default(),
             pending: Pending::default(),
             ended_grants,
             followers: PeerFollowers::default(),
@@ -197,35 +191,29 @@ impl GpuActor {
     ) -> SessionId {
         let bytes = window.as_ref().map_or(0, |window| window.bytes());
         let session = self.core.open_session(tenant, process, bytes);
-        self.windows.extend(window.map(|window| (session, window)));
-        self.clients.insert(session, Engine { client, last: None });
+        self.engines.insert(session, Engine { client, window, last: None });
         session
     }
 
     /// Closes a session that ended.
     pub(crate) fn close_session(&mut self, session: SessionId, ctx: &mut Context<Self>) {
-        if let Some(window) = self.windows.remove(&session) {
+        if let Some(Engine { window: Some(window), .. }) = self.engines.remove(&session) {
             // The kernel takes milliseconds to free the window's memory. Other sessions go on meanwhile.
             aside(move || drop(window));
         }
-        self.clients.remove(&session);
         self.pending.forget(session, self.hands.clock.elapsed());
         self.decide(Event::Closed(session), ctx);
         self.device_lane.close_session(session);
     }
 
-    /// Counts a lookup. A whole lookup also goes to the lookup log, if there is one, and to the past lookups.
+    /// Counts a lookup. A whole lookup also goes to the lookup log, if there is one.
     fn looked_up(&mut self, session: SessionId, ask: &Lookup, found: &Found) {
         let Some(lookup) = self.core.looked_up(session, ask, found) else { return };
         self.hands.metrics.looked_up(&lookup);
-        if !lookup.is_whole() {
-            return;
-        }
-        let hashes = &ask.chain.hashes;
-        if let Some(recorder) = &self.hands.recorder {
+        if let Some(recorder) = self.hands.recorder.as_ref().filter(|_| lookup.is_whole()) {
+            let hashes = &ask.chain.hashes;
             recorder.record(lookup.fingerprint, lookup.chunk_tokens, lookup.prompt_tokens, hashes, lookup.at);
         }
-        self.past.note(hashes, lookup.past());
     }
 
     /// Does the periodic work.
@@ -244,7 +232,7 @@ impl GpuActor {
             describe_request(&trace, &request, |namespace| self.core.store().fingerprint(namespace));
         }
         let asked = PendingRequest { request: request.name(), reply_to, trace, started };
-        if let Some(engine) = self.clients.get_mut(&session) {
+        if let Some(engine) = self.engines.get_mut(&session) {
             engine.last = Some((asked.request, started));
         }
         #[cfg(test)]

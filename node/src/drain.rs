@@ -384,7 +384,7 @@ async fn ask_actor(actor: &Addr<GpuActor>, order: Option<(DrainOrder, OtherNodes
     }
     // An actor that began a new life has nothing to move.
     let over = DrainProgress { is_over: true, ..DrainProgress::default() };
-    let said = actor.send(ask(|actor| actor.core().drain_progress())).await;
+    let said = actor.send(ask(|actor| actor.core.drain_progress())).await;
     said.ok().flatten().flatten().unwrap_or(over)
 }
 

@@ -311,7 +311,7 @@ async fn events(state: Data<Arc<HttpState>>, request: HttpRequest) -> HttpRespon
     let pages = |actor: &Addr<GpuActor>| -> AskPage {
         let actor = actor.clone();
         Box::new(move |from| {
-            let asked = actor.send(ask(move |actor| actor.core().store().held_from(from, PAGE_CHUNKS)));
+            let asked = actor.send(ask(move |actor| actor.core.store().held_from(from, PAGE_CHUNKS)));
             asked.map(|page| page.ok().flatten()).boxed_local()
         })
     };

@@ -172,7 +172,7 @@ impl KvEvents {
             let mut from = Some(0);
             while let Some(position) = from {
                 let page =
-                    actor.send(ask(move |actor| actor.core().store().held_from(position, PAGE_CHUNKS))).await;
+                    actor.send(ask(move |actor| actor.core.store().held_from(position, PAGE_CHUNKS))).await;
                 let Ok(Some((chunks, next))) = page else { return };
                 let gained = |&(fingerprint, chunk)| Change {
                     kind: ChangeKind::Gained,
@@ -263,7 +263,7 @@ impl KvEvents {
             let before = std::mem::take(&mut self.namespaces);
             for (_, actor) in actors {
                 for facts in actor
-                    .send(ask(|actor| actor.core().store().namespaces().collect::<Vec<_>>()))
+                    .send(ask(|actor| actor.core.store().namespaces().collect::<Vec<_>>()))
                     .await
                     .ok()??
                 {

@@ -198,7 +198,8 @@ impl Purges {
         for actor in actors {
             loop {
                 let scope = scope.clone();
-                let keys = actor.send(Errand::new(move |actor, _| actor.keys_of_purge(purge, &scope))).await;
+                let keys =
+                    actor.send(Errand::new(move |actor, _| actor.core.keys_of_purge(purge, &scope))).await;
                 if let Some(keys) = keys.ok().flatten().ok_or_else(actor_failed)? {
                     all.add_all(&keys);
                     break;

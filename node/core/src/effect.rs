@@ -174,13 +174,8 @@ pub enum Effect {
     Touch(Vec<ChunkKey>),
     /// Makes the disk forget a chunk.
     Remove(ChunkKey),
-    /// Makes the disk forget a chunk that disagrees with others in parent or index, and counts it.
-    Disagrees {
-        /// The namespace.
-        fingerprint: Fingerprint,
-        /// The chunk.
-        chunk: ChunkRef,
-    },
+    /// Logs and counts a chunk on disk that disagrees with others in parent or index. [`Effect::Remove`] follows.
+    Disagrees(ChunkRef),
     /// Describes a namespace on disk: [`Event::Described`](crate::Event::Described) answers.
     Describe {
         /// The namespace.
@@ -307,7 +302,7 @@ pub enum Counted {
     NotWritten,
     /// So many bytes were committed.
     Committed(u64),
-    /// So many bytes were leased while they are being written.
+    /// So many bytes were leased.
     Leased(u64),
     /// A session handed over layers: the number of pieces, and their bytes.
     Given(u64, u64),

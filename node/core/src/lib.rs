@@ -89,6 +89,7 @@ use store::policy::PolicyName;
 use store::{PurgedKeys, Refused, Store, StoreLimits};
 use tiers::described::Described;
 use tiers::writes::Writes;
+use what_if::{Past, PastLookup};
 
 /// The decisions of one actor.
 #[derive(Debug)]
@@ -111,6 +112,8 @@ pub struct Core {
     drain: Option<Drain>,
     takes: Takes,
     lookups: Lookups,
+    /// The last lookups, to try other caches.
+    past: Past,
     /// The engines' names of requests that are under way, or about to come.
     origins: HashMap<RequestId, Origin>,
     /// Actors of other nodes that may keep chunks of this one.
@@ -142,6 +145,7 @@ impl Core {
             drain: None,
             takes: Takes::default(),
             lookups: Lookups::default(),
+            past: Past::default(),
             origins: HashMap::new(),
             takers: Vec::new(),
             effects: VecDeque::new(),
@@ -306,15 +310,16 @@ impl Core {
         }
     }
 
-    /// Notes that some homes do not answer a question: the answer that follows says nothing about the chunks at these positions.
-    pub fn homes_are_silent(&mut self, question: QuestionId, places: &[u32]) {
-        self.homes_did_not_answer(question, places);
+    /// The lookups that can be replayed, the oldest first.
+    #[must_use]
+    pub fn past(&self) -> Vec<PastLookup> {
+        self.past.lookups().cloned().collect()
     }
 
     /// Bytes of the hashes of lookups that are kept.
     #[must_use]
     pub fn lookup_bytes(&self) -> u64 {
-        self.lookups.bytes()
+        self.lookups.bytes() + self.past.bytes()
     }
 
     /// Sets whether the object store may be read.

@@ -54,10 +54,10 @@ impl LookedUp<'_> {
 }
 
 impl Core {
-    /// The facts of an answered lookup; `None` for a namespace that nobody registered, and for an operator's lookup.
-    #[must_use]
+    /// The facts of an answered lookup; `None` for a namespace that nobody registered, and for an operator's lookup. A whole lookup
+    /// is kept, to try other caches.
     pub fn looked_up<'a>(
-        &self,
+        &mut self,
         session: SessionId,
         ask: &'a Lookup,
         found: &'a Found,
@@ -69,7 +69,12 @@ impl Core {
         let Usable { chunks, chunk_tokens, fingerprint } = usable;
         let prompt_tokens = ask.prompt_tokens.min(most_prompt_tokens(ask, chunk_tokens));
         let usable = &ask.chain.hashes[..chunks];
-        Some(LookedUp { at: self.millis(), ask, found, fingerprint, chunk_tokens, prompt_tokens, usable })
+        let at = self.millis();
+        let lookup = LookedUp { at, ask, found, fingerprint, chunk_tokens, prompt_tokens, usable };
+        if lookup.is_whole() {
+            self.past.note(&ask.chain.hashes, lookup.past());
+        }
+        Some(lookup)
     }
 
     /// Counts the seconds of prefill that a hit saves. The speed counts as one token a second at least: an engine may say that it

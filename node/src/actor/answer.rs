@@ -50,7 +50,7 @@ impl GpuActor {
         };
         let outcome = Outcome::of(answer.response.as_ref());
         let done = if outcome == Outcome::Done { Ok(()) } else { Err(outcome.name()) };
-        let by = self.clients.get(&session).map_or("", |engine| &engine.client.audited_as);
+        let by = self.engines.get(&session).map_or("", |engine| &engine.client.audited_as);
         self.hands.audit.note(by, request, &what, done);
     }
 

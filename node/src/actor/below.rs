@@ -6,7 +6,7 @@ use std::time::Duration;
 use actix::prelude::*;
 use futures_util::FutureExt as _;
 use larder_core::store::{BlockMove, Checksums, ChunkWrite, FetchId};
-use larder_core::{Below, Event, QuestionId, ReadAnswer, ReadId, WriteNumber, Written};
+use larder_core::{Below, Event, QuestionId, ReadAnswer, Written};
 use larder_protocol::{ChunkRef, Fingerprint};
 
 use super::GpuActor;
@@ -47,12 +47,7 @@ impl GpuActor {
     }
 
     /// Has a tier read a chunk into its slots.
-    pub(super) fn read(&mut self, read: ReadId, tier: Below, chunk: FetchId, ctx: &mut Context<Self>) {
-        let ordered = self.order_read(tier, chunk);
-        self.tell_answer(ctx, ordered, move |answer| Event::ReadEnded { read, answer });
-    }
-
-    fn order_read(
+    pub(super) fn order_read(
         &self,
         tier: Below,
         chunk: FetchId,
@@ -78,12 +73,10 @@ impl GpuActor {
     }
 
     /// Has a tier write a chunk from its slots.
-    pub(super) fn write(&mut self, number: WriteNumber, write: &ChunkWrite, ctx: &mut Context<Self>) {
-        let ordered = self.order_write(write);
-        self.tell_answer(ctx, ordered, move |answer| Event::WriteEnded { number, answer });
-    }
-
-    fn order_write(&self, write: &ChunkWrite) -> Result<impl Future<Output = Written> + use<>, Written> {
+    pub(super) fn order_write(
+        &self,
+        write: &ChunkWrite,
+    ) -> Result<impl Future<Output = Written> + use<>, Written> {
         let tier = write.write.tier;
         let order = self.write_order(write).inspect_err(|error| self.cannot_write(write, error));
         let order = order.map_err(|_| Written::Failed)?;

@@ -1,7 +1,4 @@
 //! Copies and sums by the copy pool, and extents that get new memory there.
-//!
-//! The actor copies small blocks itself ([`INLINE_COPY_BYTES`](crate::copy::INLINE_COPY_BYTES)): handing a copy over costs
-//! more.
 
 use std::sync::Arc;
 
@@ -9,7 +6,7 @@ use actix::prelude::*;
 use futures_util::FutureExt as _;
 use larder_core::store::BlockMove;
 use larder_core::store::ids::SessionId;
-use larder_core::{CopyAnswer, CopyNumber, Event};
+use larder_core::{CopyAnswer, Event};
 use tokio::sync::oneshot::error::RecvError;
 
 use super::GpuActor;
@@ -42,24 +39,13 @@ impl RenewalFailures {
 }
 
 impl GpuActor {
-    /// Copies and sums blocks. Few bytes are copied on the spot, since handing them over would take longer.
-    pub(super) fn copy(
-        &mut self,
-        copy: CopyNumber,
-        session: Option<SessionId>,
-        moves: &[BlockMove],
-        ctx: &mut Context<Self>,
-    ) {
-        let copied = self.order_copy(session, moves);
-        self.tell_answer(ctx, copied, move |answer| Event::Copied { copy, answer });
-    }
-
-    fn order_copy(
+    /// Copies and sums blocks. Few bytes are copied on the spot.
+    pub(super) fn order_copy(
         &self,
         session: Option<SessionId>,
         moves: &[BlockMove],
     ) -> Result<impl Future<Output = CopyAnswer> + use<>, CopyAnswer> {
-        let window = session.and_then(|session| self.windows.get(&session)).map(Arc::clone);
+        let window = session.and_then(|session| self.engines.get(&session)?.window.clone());
         let copied = moves.iter().map(|block| Move {
             source: block.source.unwrap_or_default(),
             is_in_place: block.is_in_place,

@@ -84,12 +84,7 @@ impl GpuActor {
     }
 
     /// Lists or purges the next segment after position `after`.
-    pub(super) fn visit_segment(&mut self, visit: SegmentVisit, after: u64, ctx: &mut Context<Self>) {
-        let visited = self.order_visit(&visit, after);
-        self.tell_answer(ctx, visited, move |result| Event::SegmentVisited { visit, after, result });
-    }
-
-    fn order_visit(
+    pub(super) fn order_visit(
         &self,
         visit: &SegmentVisit,
         after: u64,
@@ -128,12 +123,10 @@ impl GpuActor {
         let _ = self.hands.disk.as_ref().map(|disk| disk.tier.remove(key));
     }
 
-    /// Removes a chunk from disk. Its record contradicts the store's names of the chunk, its parent or its children, so nobody
-    /// can use it.
-    pub(super) fn disagrees(&self, fingerprint: Fingerprint, chunk: &ChunkRef) {
+    /// Notes a chunk on disk whose record contradicts the store's names of the chunk, its parent or its children: nobody can use it.
+    pub(super) fn disagrees(&self, chunk: &ChunkRef) {
         tracing::warn!(?chunk, "a chunk on disk contradicts others in parent or index: it is forgotten");
         self.hands.metrics.not_written("disagrees");
-        self.remove_from_disk(ChunkKey { fingerprint, hash: chunk.hash });
     }
 
     /// Writes a namespace's description.

@@ -144,8 +144,7 @@ impl GpuActor {
             "a fault of Larder ended this actor's life: its sessions end, its memory is emptied, and it begins anew; please report this line"
         );
         self.hands.metrics.life_ended();
-        self.windows.clear();
-        self.clients.clear();
+        self.engines.clear();
         self.device_lane.close_all();
         self.core.begin_anew();
         self.pending.begin_anew();

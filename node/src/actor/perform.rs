@@ -145,11 +145,17 @@ impl GpuActor {
             Effect::FindStored { question, fingerprint, chunks, blocks } => {
                 self.find_stored(question, fingerprint, chunks, &blocks, ctx);
             }
-            Effect::Read { read, tier, chunk } => self.read(read, tier, chunk, ctx),
-            Effect::Write { number, write } => self.write(number, &write, ctx),
+            Effect::Read { read, tier, chunk } => {
+                let ordered = self.order_read(tier, chunk);
+                self.tell_answer(ctx, ordered, move |answer| Event::ReadEnded { read, answer });
+            }
+            Effect::Write { number, write } => {
+                let ordered = self.order_write(&write);
+                self.tell_answer(ctx, ordered, move |answer| Event::WriteEnded { number, answer });
+            }
             Effect::Touch(keys) => _ = self.hands.disk.as_ref().map(|disk| disk.tier.touch(keys)),
             Effect::Remove(key) => self.remove_from_disk(key),
-            Effect::Disagrees { fingerprint, chunk } => self.disagrees(fingerprint, &chunk),
+            Effect::Disagrees(chunk) => self.disagrees(&chunk),
             Effect::Describe { fingerprint, tenant_name, spec } => {
                 self.describe(fingerprint, KnownNamespace { tenant: tenant_name, spec }, ctx);
             }
@@ -158,14 +164,20 @@ impl GpuActor {
                 self.hands.metrics.know(namespace, &tenant_name, &fingerprint.to_string());
                 self.owners(|owners| owners.serves(&tenant_name, true));
             }
-            Effect::Copy { copy, session, moves } => self.copy(copy, session, &moves, ctx),
+            Effect::Copy { copy, session, moves } => {
+                let copied = self.order_copy(session, &moves);
+                self.tell_answer(ctx, copied, move |answer| Event::Copied { copy, answer });
+            }
             Effect::DeviceCopy(order) => self.copy_by_device(order),
             Effect::CancelDeviceCopy(number) => self.device_lane.cancel(larder_device::OrderNumber(number.0)),
             Effect::Renew(extent) => self.renewals.push(self.hands.arena.vacate(extent)),
             Effect::Condemned { by, keys } => condemned(&by, &keys),
             Effect::Count(counted) => self.hands.metrics.count(&counted),
             Effect::Purged { page, writes, .. } => self.pending.purged = Some((page, writes)),
-            Effect::VisitSegment { visit, after } => self.visit_segment(visit, after, ctx),
+            Effect::VisitSegment { visit, after } => {
+                let visited = self.order_visit(&visit, after);
+                self.tell_answer(ctx, visited, move |result| Event::SegmentVisited { visit, after, result });
+            }
             Effect::TenantLeft(name) => {
                 self.hands.metrics.tenant_left(&name);
                 self.owners(|owners| owners.serves(&name, false));

@@ -4,11 +4,9 @@ use std::time::Duration;
 
 use actix::Context;
 use larder_core::store::policy::PolicyName;
-use larder_core::store::{PinFacts, PurgedKeys, PurgedPage, SessionFacts, Usage};
-use larder_core::what_if::PastLookup;
-use larder_core::{Core, Event, PurgeStep};
+use larder_core::store::{PinFacts, PurgedPage, SessionFacts, Usage};
+use larder_core::{Event, PurgeStep};
 use larder_protocol::Fingerprint;
-use larder_protocol::purge::PurgeScope;
 
 use super::{Client, DiskParts, GpuActor};
 use crate::disk::DiskTier;
@@ -58,17 +56,11 @@ pub struct ActorReport {
 }
 
 impl GpuActor {
-    /// The actor's core, for readers.
-    pub(crate) fn core(&self) -> &Core {
-        &self.core
-    }
-
     /// The store's contents; updates the gauges.
     pub(crate) fn report(&mut self) -> ActorReport {
         let usage = self.core.usage();
         let tenants = self.hands.metrics.observe(&usage, self.hands.clock.now());
-        let lookups = self.core.lookup_bytes() + self.past.bytes();
-        self.hands.metrics.remembers(self.core.store().remembered_bytes(), lookups);
+        self.hands.metrics.remembers(self.core.store().remembered_bytes(), self.core.lookup_bytes());
         let of_tenants = self.core.tenants().iter().zip(self.core.store().tenant_bytes());
         for (tenant, (held, limit)) in of_tenants.filter(|(tenant, _)| !tenant.is_empty()) {
             self.hands.metrics.tenant_holds(tenant, held, limit);
@@ -88,11 +80,6 @@ impl GpuActor {
         ActorReport { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
     }
 
-    /// The lookups that can be replayed, the oldest first.
-    pub(crate) fn past(&mut self) -> Vec<PastLookup> {
-        self.past.lookups().cloned().collect()
-    }
-
     fn open_disk(&self) -> Option<&DiskParts> {
         self.hands.disk.as_ref().filter(|disk| disk.tier.trouble().is_none())
     }
@@ -102,7 +89,7 @@ impl GpuActor {
         let store = self.core.store();
         let now = self.hands.clock.elapsed();
         let seen = |facts: SessionFacts| {
-            let engine = self.clients.get(&facts.session);
+            let engine = self.engines.get(&facts.session);
             SessionSeen {
                 client: engine.map(|engine| engine.client.clone()).unwrap_or_default(),
                 namespaces: store.namespaces_of(facts.session).collect(),
@@ -117,11 +104,6 @@ impl GpuActor {
             pins: store.pin_facts(self.hands.clock.now()).collect(),
             tenants: store.tenant_bytes(),
         }
-    }
-
-    /// The names of a purge's chunks; see [`Core::keys_of_purge`].
-    pub(crate) fn keys_of_purge(&mut self, purge: u64, scope: &PurgeScope) -> Option<PurgedKeys> {
-        self.core.keys_of_purge(purge, scope)
     }
 
     /// Has the core remove or count some chunks of a purge. Also returns how many chunks of the purge are being written.

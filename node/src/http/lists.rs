@@ -125,7 +125,7 @@ pub struct TenantStatus {
 /// The namespaces that any actor knows, each once.
 pub(super) async fn namespaces(state: &HttpState) -> Vec<NamespaceStatus> {
     let answers = state
-        .ask_actors(|actor| actor.core().store().namespaces().collect::<Vec<_>>())
+        .ask_actors(|actor| actor.core.store().namespaces().collect::<Vec<_>>())
         .await
         .flat_map(|(_, known)| known);
     let mut known = BTreeMap::<_, NamespaceStatus>::new();

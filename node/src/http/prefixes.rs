@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use super::HttpState;
 use super::why::SEARCHES;
-use crate::actor::GpuActor;
 
 /// A run of chunks in the list that `GET /prefixes` returns. The last lookups had each chunk of a run equally often.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +34,7 @@ pub struct PrefixStatus {
 pub(super) async fn prefixes(state: &HttpState) -> Vec<PrefixStatus> {
     // Never an error: nobody closes the semaphore.
     let searching = SEARCHES.acquire().await;
-    let seen = state.ask_actors(GpuActor::past).await;
+    let seen = state.ask_actors(|actor| actor.core.past()).await;
     let lookups: Vec<PastLookup> = seen.flat_map(|(_, lookups)| lookups).collect();
     let runs = blocking(move || {
         let runs = hottest(lookups, MOST_RUNS);

@@ -111,7 +111,8 @@ pub(super) async fn what_if(state: &HttpState) -> WhatIfStatus {
 pub(super) async fn seen(state: &HttpState) -> (Vec<PastLookup>, Option<Present>) {
     let reports: Vec<ActorReport> =
         state.ask_actors(GpuActor::report).await.map(|(_, report)| report).collect();
-    let lookups = state.ask_actors(GpuActor::past).await.flat_map(|(_, lookups)| lookups).collect();
+    let lookups =
+        state.ask_actors(|actor| actor.core.past()).await.flat_map(|(_, lookups)| lookups).collect();
     (lookups, Present::of(&reports))
 }
 

@@ -159,7 +159,7 @@ pub(super) async fn lookups(state: &HttpState, arguments: &Arguments) -> Result<
     let shows_hashes = filter.request.is_some() || filter.trace_id.is_some();
     let most = filter.most;
     let now = Now::of(state);
-    let seen = state.ask_actors(move |actor| actor.core().explain_lookups(&filter)).await;
+    let seen = state.ask_actors(move |actor| actor.core.explain_lookups(&filter)).await;
     let seen: Vec<(u16, ExplainedLookups)> = seen.collect();
     let tenant = |tenant| state.tenant(tenant);
     let named: Vec<(u16, String, LookupRecord, Vec<OtherNamespace>)> = seen
@@ -202,7 +202,7 @@ pub(super) async fn explain(state: &HttpState, body: &[u8]) -> Result<Vec<ChainS
     let hashes: Vec<ChunkHash> = asked.hashes.iter().map(parse).collect::<Result<_, _>>()?;
     let now = Now::of(state);
     let asked = hashes.clone();
-    let seen = state.ask_actors(move |actor| actor.core().store().explain(&fingerprint, &asked)).await;
+    let seen = state.ask_actors(move |actor| actor.core.store().explain(&fingerprint, &asked)).await;
     let seen: Vec<(u16, ExplainedChain)> = seen.collect();
     // Never an error: nobody closes the semaphore.
     let searching = SEARCHES.acquire().await;

@@ -356,9 +356,6 @@ impl World {
             Effect::VisitSegment { visit, after } => self.visit_segment(at, visit, after),
             Effect::Touch(keys) => self.touch(at, keys),
             Effect::Remove(key) => self.remove(at, key),
-            Effect::Disagrees { fingerprint, chunk } => {
-                self.remove(at, larder_core::store::ids::ChunkKey { fingerprint, hash: chunk.hash });
-            }
             Effect::Describe { fingerprint, tenant_name, spec } => {
                 self.describe(at, fingerprint, tenant_name, spec);
             }

@@ -265,9 +265,9 @@ impl Core {
         self.ask_objects(question);
     }
 
-    /// Notes that the homes of some chunks of a question do not answer. `places` are their indexes in the question; if it is
-    /// empty, no home answered.
-    pub(crate) fn homes_did_not_answer(&mut self, number: QuestionId, places: &[u32]) {
+    /// Notes that the homes of some chunks of a question do not answer: the answer that follows says nothing about these chunks.
+    /// `places` are their indexes in the question; if it is empty, no home answered.
+    pub fn homes_are_silent(&mut self, number: QuestionId, places: &[u32]) {
         let Some(ChunkSearch { located, .. }) = self.bring.questions.get_mut(&number) else { return };
         let asked: Vec<u32> = located.unheld().map(|at| located.positions[at]).collect();
         located.unanswered = match places {
@@ -411,7 +411,7 @@ impl Core {
             match self.bring.questions.get(&number).map(|question| &question.asks) {
                 Some(Asks::Siblings) => self.siblings_found(number, Vec::new()),
                 Some(Asks::Directory) => {
-                    self.homes_did_not_answer(number, &[]);
+                    self.homes_are_silent(number, &[]);
                     self.holders_found(number, Vec::new());
                 }
                 Some(Asks::Objects(_)) => self.stored_found(number, &[]),

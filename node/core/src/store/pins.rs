@@ -76,10 +76,8 @@ impl Store {
         now: Millis,
     ) -> Result<Pinned, Refused> {
         let (number, _) = self.slices(session, namespace)?;
-        let mut chunks: Vec<ChunkId> =
-            self.walk(number, chain)?.into_iter().map_while(Presence::here).collect();
-        chunks.truncate(self.restorable(&self.namespaces.get(number).rules, &chunks));
-        self.pin_chunks(session, number, chunks.into(), duration_ms, now)
+        let chunks = self.pinnable(number, chain)?;
+        self.pin_chunks(session, number, chunks, duration_ms, now)
     }
 
     /// As [`Store::pin`], for an admin, who has no session. The pin belongs to the namespace's tenant. Nothing is pinned if the
@@ -97,11 +95,16 @@ impl Store {
         let Some(number) = self.namespaces.of(fingerprint) else {
             return Ok(Pinned { pin: 0, chunks: 0, duration_ms });
         };
+        let (tenant, chunks) = (self.namespaces.get(number).tenant, self.pinnable(number, chain)?);
+        self.pin_of_tenant(tenant, number, chunks, duration_ms, now)
+    }
+
+    /// The longest prefix of a chain that is here and can be restored.
+    fn pinnable(&self, number: NamespaceId, chain: &Chain) -> Result<Box<[ChunkId]>, Refused> {
         let mut chunks: Vec<ChunkId> =
             self.walk(number, chain)?.into_iter().map_while(Presence::here).collect();
         chunks.truncate(self.restorable(&self.namespaces.get(number).rules, &chunks));
-        let tenant = self.namespaces.get(number).tenant;
-        self.pin_of_tenant(tenant, number, chunks.into(), duration_ms, now)
+        Ok(chunks.into())
     }
 
     /// Keeps chunks that can be read from eviction.

@@ -161,7 +161,7 @@ fn spec(chunk_tokens: u32) -> NamespaceSpec {
 }
 
 /// Makes a chunk hash of a block's name; like a real hash, every bit is random.
-fn hash(name: u64) -> ChunkHash {
+pub(crate) fn hash(name: u64) -> ChunkHash {
     let mut bytes = [0; 32];
     for (part, seed) in bytes.chunks_exact_mut(8).zip(0..) {
         part.copy_from_slice(&xxhash_rust::xxh3::xxh3_64_with_seed(&name.to_le_bytes(), seed).to_le_bytes());

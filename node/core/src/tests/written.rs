@@ -220,7 +220,8 @@ fn the_disk_forgets_what_disagrees_with_what_is_known() {
     let (number, _) = write(&mut w);
     w.tell(Event::WriteEnded { number, answer: Written::There });
     w.tell(listed(held));
-    assert!(matches!(w.next(), Effect::Disagrees { chunk, .. } if chunk == wrong));
+    assert!(matches!(w.next(), Effect::Disagrees(chunk) if chunk == wrong));
+    assert!(matches!(w.next(), Effect::Remove(key) if key.hash == wrong.hash));
     assert_eq!(on_disk(&w), 1);
     let unknown = vec![(Fingerprint([9; 32]), wrong, PoolSet::ANY)];
     w.tell(listed(unknown));

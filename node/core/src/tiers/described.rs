@@ -206,9 +206,10 @@ impl Core {
             if !self.store.recovered(&fingerprint, chunk, pools)
                 && self.described.known.contains_key(&fingerprint)
             {
-                self.effects.push_back(Effect::Disagrees { fingerprint, chunk });
+                let key = ChunkKey { fingerprint, hash: chunk.hash };
+                self.effects.extend([Effect::Disagrees(chunk), Effect::Remove(key)]);
                 // A chunk that was committed under this hash since the start counts as being on disk.
-                self.store.left_disk(&[ChunkKey { fingerprint, hash: chunk.hash }]);
+                self.store.left_disk(&[key]);
             }
         }
         self.described.is_recovered |= is_all;

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use larder_protocol::ChunkHash;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::cluster::{Cluster, MAX_CLUSTER_NODES, NodeChoice, NodeSize, Prompt, Shape};
 use super::{PastLookup, Played, SIZES, main_chunk_tokens};
 use crate::store::policy::PolicyName;
+use crate::store::replay::hash;
 use crate::time::Millis;
 
 /// A node, and its last lookups.
@@ -212,16 +212,9 @@ impl Numbers {
         }
     }
 
-    /// A hash for each number. As in real hashes, every bit is random.
+    /// A hash for each number.
     fn hashes(&self) -> Vec<ChunkHash> {
-        let hash = |name: &u64| {
-            let mut bytes = [0; 32];
-            for (part, seed) in bytes.chunks_exact_mut(8).zip(0..) {
-                part.copy_from_slice(&xxh3_64_with_seed(&name.to_le_bytes(), seed).to_le_bytes());
-            }
-            ChunkHash(bytes)
-        };
-        self.names.iter().map(hash).collect()
+        self.names.iter().map(|&name| hash(name)).collect()
     }
 }
 
