@@ -1,4 +1,4 @@
-//! One Larder node: GPU actors, the store, the host tier, engine sessions.
+//! One Larder node: GPU actors, their memory and tiers, engine sessions, and its part in the cluster.
 //!
 //! | thread | work | file |
 //! | --- | --- | --- |
@@ -10,6 +10,8 @@
 //! | `larder-object`, with an object store | speaks HTTP with the store, verifies objects | `object/tier.rs` |
 //! | `larder-peer`, in a cluster, near the interface of its address | the QUIC endpoint, both halves of the exchange, the directory, the coordinator's client | `cluster.rs` |
 //! | `larder-blocks-N`, beside `larder-peer` on fast links | fetch and send large batches of blocks, each thread on its own sockets | `exchange/block_threads.rs` |
+//! | `larder-work` | one call that may block, such as a file's deletion; then the thread ends | `blocking.rs` of `larder-net` |
+//! | one for each log | writes the lines | `line_file.rs` of `larder-net` |
 //! | HTTP | health, metrics, status, events | `http.rs` |
 //!
 //! A session talks to one actor. Through this actor it reaches the chunks of the node's other actors (`siblings`).

@@ -57,14 +57,6 @@ pub fn spawn<T: Send + 'static>(
     started.map_err(no_thread)
 }
 
-/// Starts a thread called `name` that nobody waits for.
-///
-/// # Errors
-/// Fails if the system gives no thread; `run` is dropped then.
-pub(crate) fn detached(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    Builder::new().name(name.to_owned()).spawn(run).map(drop)
-}
-
 /// Starts an arbiter with a current-thread runtime, on a thread called `name` on `cpus`.
 ///
 /// # Errors

@@ -19,7 +19,7 @@ use std::time::SystemTime;
 use larder_node::Config;
 use larder_node::host::HostFacts;
 use larder_node::limits::{ConfigError, Limits};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 pub(crate) use files::Files;
 pub(crate) use probes::Probes;
@@ -55,7 +55,8 @@ pub(crate) struct Finding {
 }
 
 /// Severity of a finding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Level {
     /// No problem.
     Ok,
@@ -109,12 +110,6 @@ impl Level {
             Self::Warning => "warning",
             Self::Problem => "problem",
         }
-    }
-}
-
-impl Serialize for Level {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
     }
 }
 

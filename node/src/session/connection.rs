@@ -7,12 +7,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
 
 use rustix::fs::fstatfs;
 use tokio::net::UnixStream;
 use tokio::sync::OwnedSemaphorePermit;
-
-use crate::threads;
 
 /// The last descriptor of a connection, and what is to be closed with it. Dropping this closes them on another thread: drop the
 /// socket first.
@@ -50,7 +49,7 @@ impl Drop for Connection {
             drop((last, unwanted));
             drop(permit);
         };
-        if let Err(error) = threads::detached("close", closing) {
+        if let Err(error) = thread::Builder::new().name("close".to_owned()).spawn(closing) {
             tracing::warn!(%error, "a connection was closed by the thread that served it");
         }
     }

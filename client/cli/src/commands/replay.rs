@@ -10,6 +10,7 @@ use std::time::Duration;
 use larder_core::placement::PlacementRule;
 use larder_core::store::policy::PolicyName;
 
+use super::plan::positive;
 use crate::address::Coordinators;
 use crate::clock::now;
 use crate::cluster::{NodeAddress, TENANT, ask_node};
@@ -428,13 +429,6 @@ impl Args {
             requests_in_flight: self.in_flight.max(USUAL_REQUESTS_IN_FLIGHT),
             ..DevOptions::new()?
         })
-    }
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(factor) if factor > 0.0 && factor.is_finite() => Ok(factor),
-        _ => Err("not a number above 0".into()),
     }
 }
 
