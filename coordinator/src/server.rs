@@ -16,6 +16,7 @@ use std::time::Duration;
 use actix_web::web::{Data, ServiceConfig};
 use larder_net::audit::{self, Audit};
 use larder_net::coordinator_client::Known;
+use larder_net::line_file::last_lines;
 use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
@@ -259,7 +260,7 @@ async fn serve<R: Register + 'static>(
     let (audit, thread) = start_audit(&config)?;
     let served = serve_noting(config, file, register, &audit, on_ready, stop).await;
     audit.end();
-    audit::last_lines(thread).await;
+    last_lines(thread).await;
     served
 }
 

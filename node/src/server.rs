@@ -18,8 +18,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use actix::Addr;
 use actix_rt::Arbiter;
 use actix_web::web::{Data, ServiceConfig};
+use futures_util::future::join_all;
 use larder_net::audit::{self, Audit};
 use larder_net::blocking::try_blocking;
+use larder_net::line_file::last_lines;
 use larder_net::reload::ReloadTimes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -152,8 +154,8 @@ pub async fn run_on(
     if ended.is_none() {
         server.stop().await;
     }
-    end_threads(actors.into_iter().map(|(_, arbiter)| arbiter), recording).await;
-    audit::last_lines(auditing).await;
+    end_threads(actors.into_iter().map(|(_, arbiter)| arbiter)).await;
+    end_logs(&audit, [recording, auditing]).await;
     match ended {
         Some(ended) => ended.unwrap_or_else(|error| Err(error.into())),
         None => serving.await.unwrap_or_else(|error| Err(error.into())),
@@ -268,8 +270,8 @@ async fn actor_ended(actors: &[SessionActor]) -> u16 {
     }
 }
 
-/// Ends the actors' threads, then the lookup log's thread.
-async fn end_threads(arbiters: impl Iterator<Item = Arbiter>, recording: Option<JoinHandle<()>>) {
+/// Ends the actors' threads.
+async fn end_threads(arbiters: impl Iterator<Item = Arbiter>) {
     for arbiter in arbiters {
         arbiter.stop();
         // The thread ends when its tasks are dropped, and the arena with it.
@@ -277,11 +279,12 @@ async fn end_threads(arbiters: impl Iterator<Item = Arbiter>, recording: Option<
             tracing::error!("an actor's thread ended in a panic");
         }
     }
-    if let Some(recording) = recording
-        && try_blocking(move || recording.join()).await.is_err()
-    {
-        tracing::error!("the lookup log's thread ended in a panic");
-    }
+}
+
+/// Waits until the logs have their last lines, but not for ever.
+async fn end_logs(audit: &Audit, threads: [Option<JoinHandle<()>>; 2]) {
+    audit.end();
+    join_all(threads.map(last_lines)).await;
 }
 
 /// Allows this process as many open files as the system permits: every extent, session and engine process has a descriptor.

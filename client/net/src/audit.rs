@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use humantime::format_rfc3339_millis;
 use serde::Serialize;
@@ -73,18 +73,3 @@ impl Audit {
         file.write(&Line { time, server, by, action, what, outcome });
     }
 }
-
-/// Waits briefly until an audit log has its last lines. Its thread goes on if the disk stalls, or somebody still holds the log.
-pub async fn last_lines(thread: Option<JoinHandle<()>>) {
-    let Some(thread) = thread else { return };
-    for _ in 0..LAST_LINES_LOOKS {
-        if thread.is_finished() {
-            return;
-        }
-        tokio::time::sleep(LAST_LINES_LOOK).await;
-    }
-}
-
-/// How often, and how many times, a stopping server checks whether the audit log has its last lines.
-const LAST_LINES_LOOK: Duration = Duration::from_millis(20);
-const LAST_LINES_LOOKS: u32 = 25;

@@ -91,6 +91,30 @@ impl LineFile {
     }
 }
 
+/// Waits until the thread of a log has written its last lines, for up to `LAST_LINES_WITHIN`. The thread goes on if its disk
+/// stalls, nobody reads its pipe, or somebody still holds the log.
+///
+/// # Cancel safety
+/// If dropped, the thread goes on.
+pub async fn last_lines(thread: Option<JoinHandle<()>>) {
+    let Some(thread) = thread else { return };
+    let name = thread.thread().name().unwrap_or_default().to_owned();
+    let until = tokio::time::Instant::now() + LAST_LINES_WITHIN;
+    while !thread.is_finished() {
+        if tokio::time::Instant::now() >= until {
+            tracing::error!(
+                thread = name,
+                "the last lines of a log file may be lost: its disk or pipe takes none"
+            );
+            return;
+        }
+        tokio::time::sleep(LAST_LINES_LOOK).await;
+    }
+    if thread.join().is_err() {
+        tracing::error!(thread = name, "the thread of a log file ended in a panic");
+    }
+}
+
 impl std::fmt::Debug for LineFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LineFile").finish_non_exhaustive()
@@ -264,6 +288,10 @@ const MOST_WAITING_BYTES: usize = 64 << 10;
 /// How often a file that cannot be written is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
+/// How long a stopping server waits for the last lines of a log, and how often it looks for them.
+const LAST_LINES_WITHIN: Duration = Duration::from_secs(5);
+const LAST_LINES_LOOK: Duration = Duration::from_millis(20);
+
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
@@ -289,12 +317,29 @@ mod tests {
         lost.load(Ordering::Relaxed)
     }
 
+    fn make_pipe(path: &Path) {
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, path, mode).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pipe_that_nobody_empties_holds_up_no_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines.jsonl");
+        make_pipe(&path);
+        let _reader = File::options().read(true).write(true).open(&path).unwrap();
+        let (file, thread) = LineFile::start(RecordConfig::to(path), "test", Arc::new(|| {})).unwrap();
+        // No pipe has room for this line.
+        file.write(&"x".repeat(2 << 20));
+        file.end();
+        last_lines(Some(thread)).await;
+    }
+
     #[test]
     fn a_pipe_is_no_file_until_somebody_reads_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lines.jsonl");
-        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-        rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
+        make_pipe(&path);
         let config = || RecordConfig { path: path.clone(), max_bytes: ByteSize(10_000), old_files: 2 };
         let lost: Lost = Arc::new(|| ());
         let error = LineFile::start(config(), "test", Arc::clone(&lost)).unwrap_err();
