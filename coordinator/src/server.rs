@@ -112,7 +112,7 @@ pub enum ServeError {
     #[error("cannot start a thread for tokenizers")]
     Tokenizers(#[source] std::io::Error),
     /// The audit log cannot be written.
-    #[error("cannot write the audit log {}: set [audit] path to a file that this user may write", path.display())]
+    #[error("cannot write the audit log {}: set [audit] path to a file that this user may write and nobody else writes", path.display())]
     Audit {
         /// The file.
         path: PathBuf,

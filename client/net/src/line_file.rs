@@ -2,9 +2,9 @@
 //!
 //! A thread of its own writes. A line that finds the thread's queue full, or a full disk, is lost, and the owner hears of it.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
@@ -12,7 +12,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use rustix::fs::OFlags;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::blocking::no_thread;
@@ -124,7 +125,7 @@ impl std::fmt::Debug for LineFile {
 impl OpenFile {
     fn new(config: RecordConfig) -> io::Result<Self> {
         is_read(&config.path)?;
-        let file = options().create(true).append(true).open(&config.path)?;
+        let file = open_locked(&config.path)?;
         let bytes = file.metadata()?.len();
         Ok(Self { config, file, bytes, waiting: Vec::new() })
     }
@@ -179,6 +180,7 @@ impl OpenFile {
         let mut new = path.as_os_str().to_owned();
         new.push(".new");
         let file = options().create(true).append(true).open(&new)?;
+        lock(&file)?;
         file.set_len(0)?;
         for number in (1..=self.config.old_files).rev() {
             let younger = if number == 1 { path.clone() } else { numbered(path, number - 1) };
@@ -225,6 +227,41 @@ fn is_read(path: &Path) -> io::Result<()> {
     }
     let opened = options().append(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
     opened.map(drop).map_err(|_| io::Error::other("it is a pipe that nobody reads: name a file"))
+}
+
+/// Opens a log, which no other log may write and rotate. Waits for a process that is ending.
+fn open_locked(path: &Path) -> io::Result<File> {
+    for _ in 0..LOCK_TRIES {
+        if let Some(file) = try_open(path)? {
+            return Ok(file);
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+    Err(io::Error::other("another process or log writes this file: each log needs a path of its own"))
+}
+
+/// Opens a log and locks it; `None` if another log has it.
+fn try_open(path: &Path) -> io::Result<Option<File>> {
+    let file = options().create(true).append(true).open(path)?;
+    if lock(&file).is_err() {
+        return Ok(None);
+    }
+    let place = |of: Metadata| (of.dev(), of.ino());
+    // The other log may have rotated meanwhile. Its new file is locked before it has the path.
+    let is_still_there =
+        fs::metadata(path).is_ok_and(|now| file.metadata().is_ok_and(|of| place(of) == place(now)));
+    Ok(is_still_there.then_some(file))
+}
+
+/// Locks a file for as long as it is open. Does nothing for a pipe or device, nor if the file system has no locks.
+fn lock(file: &File) -> io::Result<()> {
+    if !file.metadata()?.is_file() {
+        return Ok(());
+    }
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(Errno::WOULDBLOCK.into()),
+        _ => Ok(()),
+    }
 }
 
 fn write_lines(mut open: OpenFile, lines: &Receiver<Vec<u8>>, lost: &Lost) {
@@ -287,6 +324,10 @@ const MOST_WAITING_BYTES: usize = 64 << 10;
 
 /// How often a file that cannot be written is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// How often, and how far apart, a locked file is tried again: as long as the process before waits for its last lines, and longer.
+const LOCK_TRIES: u32 = 120;
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long a stopping server waits for the last lines of a log, and how often it looks for them.
 const LAST_LINES_WITHIN: Duration = Duration::from_secs(5);
@@ -365,6 +406,20 @@ mod tests {
         }
         let last = fs::read_to_string(path).unwrap();
         assert!(last.lines().last().unwrap().contains(r#""number":999"#), "nothing of the end is lost");
+    }
+
+    #[test]
+    fn a_file_has_one_log_also_after_it_rotated() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines.jsonl");
+        let config = RecordConfig { path: path.clone(), max_bytes: ByteSize(1), old_files: 1 };
+        let mut open = OpenFile::new(config).unwrap();
+        for line in ["one", "two", "three"] {
+            open.add(line.as_bytes()).unwrap();
+            assert!(try_open(&path).unwrap().is_none());
+        }
+        drop(open);
+        assert!(try_open(&path).unwrap().is_some());
     }
 
     #[test]

@@ -74,7 +74,7 @@ pub enum ServeError {
         source: std::io::Error,
     },
     /// The lookup log cannot be written.
-    #[error("cannot write the lookup log {}: set [record] path to a file that this user may write", path.display())]
+    #[error("cannot write the lookup log {}: set [record] path to a file that this user may write and nobody else writes", path.display())]
     Record {
         /// The file.
         path: PathBuf,
@@ -82,7 +82,7 @@ pub enum ServeError {
         source: std::io::Error,
     },
     /// The audit log cannot be written.
-    #[error("cannot write the audit log {}: set [audit] path to a file that this user may write", path.display())]
+    #[error("cannot write the audit log {}: set [audit] path to a file that this user may write and nobody else writes", path.display())]
     Audit {
         /// The file.
         path: PathBuf,
