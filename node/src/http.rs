@@ -23,7 +23,7 @@ use actix_web::web::{Data, ServiceConfig, get, post};
 use actix_web::{HttpRequest, HttpResponse, error};
 use futures_util::future::join_all;
 use futures_util::{FutureExt as _, StreamExt as _};
-use larder_net::http::{Open, in_pieces};
+use larder_net::http::{Open, arguments, in_pieces};
 use larder_protocol::drain::{DrainCounts, DrainReport};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -296,6 +296,9 @@ async fn metrics(state: Data<Arc<HttpState>>) -> actix_web::Result<HttpResponse>
 
 /// The held chunks, then the changes, as server-sent events.
 async fn events(state: Data<Arc<HttpState>>, request: HttpRequest) -> HttpResponse {
+    if let Err(refused) = arguments(request.path(), request.query_string(), &[]) {
+        return HttpResponse::BadRequest().body(format!("{refused}\n"));
+    }
     let Some(actors) = state.actors.get() else {
         return HttpResponse::ServiceUnavailable().body("the node is still starting: try again\n");
     };

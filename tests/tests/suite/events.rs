@@ -82,6 +82,16 @@ fn a_follower_knows_what_a_node_holds_from_its_snapshot_and_what_follows() {
 }
 
 #[test]
+fn events_refuse_arguments_and_probes_and_scrapes_ignore_them() {
+    let node = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{ONE_TENANT}")).unwrap();
+    let status = |path: &str| match ureq::get(format!("http://{}{path}?tenant=a", node.http())).call() {
+        Err(ureq::Error::StatusCode(status)) => status,
+        answered => answered.unwrap().status().as_u16(),
+    };
+    assert_eq!(["/events", "/healthz", "/readyz", "/metrics"].map(status), [400, 200, 200, 200]);
+}
+
+#[test]
 fn the_followers_of_one_address_leave_places_to_others() {
     let node = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{ONE_TENANT}")).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
