@@ -140,7 +140,10 @@ pub(crate) fn counted(number: usize, noun: &str) -> String {
 const READER_PATIENCE: Duration = Duration::from_secs(1);
 
 fn closed_pipe_is_fine(result: io::Result<()>) -> io::Result<()> {
-    result.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
+    result.or_else(|error| match error.kind() {
+        ErrorKind::BrokenPipe => Ok(()),
+        kind => Err(io::Error::new(kind, format!("cannot write to standard output: {error}"))),
+    })
 }
 
 #[cfg(test)]

@@ -636,7 +636,11 @@ fn a_help_that_cannot_be_written_fails_and_a_reader_that_has_gone_is_no_error() 
         let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
         let ended = command.args(args).stdout(full).output().unwrap();
         let said = String::from_utf8(ended.stderr).unwrap();
-        assert_eq!((ended.status.code(), said.starts_with("error: ")), (Some(1), true), "{args:?}: {said}");
+        assert_eq!(
+            (ended.status.code(), said.starts_with("error: cannot write to standard output")),
+            (Some(1), true),
+            "{args:?}: {said}"
+        );
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
