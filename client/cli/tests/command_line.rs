@@ -460,6 +460,11 @@ fn config_check_shows_what_a_file_comes_to_and_refuses_what_cannot_be() {
         ("[host]\narena_bytes = \"900TiB\"\n", "or less"),
         ("[membership]\nheartbeat_ms = 0\n", "heartbeat_ms"),
         ("not toml", "line 1"),
+        (
+            "[audit]\npath = \"/log\"\n[record]\npath = \"/log\"\n",
+            "[record] path is \"/log\", the path of another log",
+        ),
+        ("[membership]\n[audit]\npath = \"/\"\n", "[audit] path is \"/\", a folder"),
     ] {
         let output = check(text, &["--json"]);
         assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{text}");

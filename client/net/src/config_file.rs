@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The longest configuration file.
 const MAX_BYTES: u64 = 4 << 20;
@@ -18,6 +18,17 @@ pub fn read(path: &Path) -> io::Result<String> {
         return Err(io::Error::new(ErrorKind::InvalidData, "the file is longer than 4 MiB"));
     }
     Ok(text)
+}
+
+/// The one spelling of a path. Follows links in the path of the folder, if the folder exists.
+#[must_use]
+pub fn place_of(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
+    match (folder, path.file_name()) {
+        (Some(folder), Some(name)) => folder.join(name),
+        _ => path,
+    }
 }
 
 #[cfg(test)]

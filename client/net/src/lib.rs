@@ -5,7 +5,8 @@
 //! - [`tcp`]: TLS over TCP, a second way for blocks; [`keepalive`]: ends TCP connections whose other end is gone.
 //! - [`http`]: health, metrics and status, over connections that are cheap each.
 //! - [`config_file`]: reads configuration files; [`reload`]: changes of a configuration file while a server runs.
-//! - [`audit`], [`line_file`]: logs of what happened, a line of JSON each; [`warnings`]: how often a warning is repeated.
+//! - [`audit`], [`line_file`]: logs of what happened, a line of JSON each; [`log_paths`]: checks their paths; [`warnings`]: how
+//!   often a warning is repeated.
 //! - [`sizes`], [`addresses`]: values in configuration files; [`blocking`]: work that takes its time.
 //! - [`metrics`]: one table, from which a server's metrics are made; [`trace`]: spans and their export.
 
@@ -17,6 +18,7 @@ pub mod coordinator_client;
 pub mod http;
 pub mod keepalive;
 pub mod line_file;
+pub mod log_paths;
 pub mod metrics;
 pub mod quic;
 pub mod reload;

@@ -163,6 +163,9 @@ pub enum ConfigError {
         /// The number found.
         found: f64,
     },
+    /// The disk tier has no folder.
+    #[error("[disk] folder is empty: set it to the folder of the disk tier")]
+    NoDiskFolder,
     /// The disk tier is too small.
     #[error(
         "[disk] capacity_bytes is {} for {actors} actors: each needs at least {MIN_SEGMENTS} segments of {}, so set it to {} or \
@@ -252,8 +255,8 @@ pub enum ConfigError {
     },
     /// The system cannot take the path of a socket.
     #[error(
-        "[[tenants]] {name}: the socket path {} has {bytes} bytes; a socket's has 1 to {MAX_SOCKET_PATH_BYTES}",
-        socket.display()
+        "[[tenants]] {name}: the socket path {socket:?} has {bytes} bytes; a socket's has 1 to {MAX_SOCKET_PATH_BYTES}, \
+         none of them zero"
     )]
     SocketPath {
         /// The tenant.

@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder_core::DeviceLimits;
 use larder_core::store::policy::PolicyName;
 use larder_core::store::{DiskStoreLimits, ObjectStoreLimits, PeerStoreLimits, StoreLimits};
+use larder_net::config_file::place_of;
 use larder_net::quic::CredentialFiles;
 use larder_net::trace::Sampler;
 use larder_protocol::identity::is_name;
@@ -335,7 +335,7 @@ fn check_tenants(tenants: &[TenantConfig]) -> Result<(), ConfigError> {
             return Err(ConfigError::DuplicateTenant(name));
         }
         let bytes = socket.as_os_str().as_bytes().len();
-        if !(1..=MAX_SOCKET_PATH_BYTES).contains(&bytes) {
+        if !(1..=MAX_SOCKET_PATH_BYTES).contains(&bytes) || socket.as_os_str().as_bytes().contains(&0) {
             return Err(ConfigError::SocketPath { name, socket, bytes });
         }
         if !sockets.insert(place_of(&socket)) {
@@ -345,16 +345,6 @@ fn check_tenants(tenants: &[TenantConfig]) -> Result<(), ConfigError> {
         nonzero("tenants.max_window_bytes", max_window_bytes.map_or(1, |bytes| bytes.0))?;
     }
     Ok(())
-}
-
-/// The one spelling of a socket's path. Follows links in the path of the folder, if the folder exists.
-fn place_of(socket: &Path) -> PathBuf {
-    let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned());
-    let folder = socket.parent().and_then(|folder| folder.canonicalize().ok());
-    match (folder, socket.file_name()) {
-        (Some(folder), Some(name)) => folder.join(name),
-        _ => socket,
-    }
 }
 
 /// Checks that each tenant may have at least one extent of each actor: a tenant takes memory in whole extents.
@@ -461,6 +451,9 @@ fn is_host_and_port(text: &str) -> bool {
 fn disk_limits(disk: &DiskConfig, i: u64, actors: u64, cpus: &CpuSet) -> Result<DiskLimits, ConfigError> {
     nonzero("disk.capacity_bytes", disk.capacity_bytes.0)?;
     nonzero("disk.segment_bytes", disk.segment_bytes.0)?;
+    if disk.folder.as_os_str().as_bytes().is_empty() {
+        return Err(ConfigError::NoDiskFolder);
+    }
     nonzero("disk.write_after_uses", disk.write_after_uses.into())?;
     nonzero("disk.read_deadline_ms", disk.read_deadline_ms)?;
     let (capacity_bytes, segment_bytes) = (disk.capacity_bytes.0, disk.segment_bytes.0);

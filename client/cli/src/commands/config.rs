@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::ValueEnum;
 use larder_coordinator::{Config as CoordinatorConfig, check_build, check_files};
-use larder_net::config_file;
 use larder_net::quic::{CredentialFiles, Credentials};
+use larder_net::{config_file, log_paths};
 use larder_node::host::HostFacts;
 use larder_node::limits::Limits;
-use larder_node::session::{NotASocket, check_socket_path};
+use larder_node::session::check_socket_path;
 use larder_node::{ClusterError, Config};
 use larder_protocol::identity::Role as IdentityRole;
 use serde_json::json;
@@ -39,8 +39,8 @@ enum Command {
 /// Show the values of a node's or coordinator's configuration on this machine
 ///
 /// The command starts nothing. It warns if this machine cannot use the certificates and other files that the configuration
-/// names; `larder doctor --config FILE` checks more of a node's machine. The command refuses a tenant's socket if another kind of
-/// file has the socket's path, and an election backend or tokenizers that this program was built without.
+/// names; `larder doctor --config FILE` checks more of a node's machine. The command refuses a tenant's socket or a log if another
+/// kind of file or another log has the path, and an election backend or tokenizers that this program was built without.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -89,7 +89,7 @@ impl Check {
                 config.tracing = config.tracing.or_from_environment();
                 let limits = config.resolve(&HostFacts::read(Path::new("/"))?).with_context(wrong)?;
                 config.log.as_deref().map_or(Ok(()), check_filter).with_context(wrong)?;
-                check_sockets(&limits).with_context(wrong)?;
+                check_paths(&limits, Some(&self.file)).with_context(wrong)?;
                 let mut report = ConfigReport::of_node(&limits);
                 let files = [&config.audit, &config.record];
                 report.warnings.extend(files.into_iter().flatten().filter_map(|file| no_folder(&file.path)));
@@ -105,6 +105,8 @@ impl Check {
                 let mut config = CoordinatorConfig::read(&self.file).with_context(wrong)?;
                 config.tracing = config.tracing.or_from_environment();
                 check_build(&config).with_context(wrong)?;
+                log_paths::check(&[("audit", config.audit.as_ref())], Some(&self.file))
+                    .with_context(wrong)?;
                 let mut report = ConfigReport::of_coordinator(&config);
                 report.warnings.extend(config.audit.as_ref().and_then(|audit| no_folder(&audit.path)));
                 report.warnings.extend(no_folder(&config.state.path));
@@ -134,9 +136,10 @@ pub(crate) fn load_node(file: &Path) -> anyhow::Result<Config> {
     })
 }
 
-/// Checks that no file of another kind has the path of a tenant's socket. Opens no file.
-pub(crate) fn check_sockets(limits: &Limits) -> Result<(), NotASocket> {
-    limits.tenants.iter().try_for_each(|tenant| check_socket_path(&tenant.socket))
+/// Checks that no file of another kind has the path of a tenant's socket or a log, and that each log has its own. Opens no file.
+pub(crate) fn check_paths(limits: &Limits, file: Option<&Path>) -> anyhow::Result<()> {
+    limits.tenants.iter().try_for_each(|tenant| check_socket_path(&tenant.socket))?;
+    Ok(log_paths::check(&[("audit", limits.audit.as_ref()), ("record", limits.record.as_ref())], file)?)
 }
 
 /// A warning if these certificates cannot be used on this machine by the node `node`.

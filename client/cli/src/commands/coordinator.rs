@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use larder_coordinator::{Config, Ready};
+use larder_net::log_paths;
 
 use crate::commands::config;
 use crate::dev::ReadyLine;
@@ -75,6 +76,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             config.election.advertise.clone_from(&args.advertise);
             config.check().context(Usage("the coordinator cannot start".into()))?;
         }
+        log_paths::check(&[("audit", config.audit.as_ref())], args.config.as_deref())
+            .context(Usage("the coordinator cannot start".into()))?;
         match Box::pin(larder_coordinator::run_from(config, in_file, announce, stop)).await {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) if error.is_the_askers() => {

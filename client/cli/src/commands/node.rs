@@ -116,7 +116,7 @@ async fn limits(file: Option<&Path>, record: Option<&Path>) -> anyhow::Result<(L
         Ok((limits, host))
     })
     .await?;
-    config::check_sockets(&limits)?;
+    config::check_paths(&limits, file)?;
     let reloadable = file.map(|file| Reloadable {
         config: in_file,
         file: file.to_owned(),

@@ -179,6 +179,10 @@ fn impossible_settings_are_refused_with_the_remedy() {
         ("tenants = []", "no [[tenants]]: add one"),
         ("tenants = [{ name = 'a', socket = '' }]", "a socket's has 1 to 107"),
         (&long, "has 108 bytes; a socket's has 1 to 107"),
+        (
+            "tenants = [{ name = 'a', socket = \"/a\\u0000\" }]",
+            "a\\0\" has 3 bytes; a socket's has 1 to 107, none of",
+        ),
         ("tenants = [{ name = 'a', socket = '/a' }, { name = 'a', socket = '/b' }]", "has a twice"),
         (
             "tenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/a' }]",
@@ -230,6 +234,7 @@ fn names_sizes_and_addresses_that_nobody_could_use_are_refused() {
         ),
         ("name = \"a\\u0000\"", "the node's name is \"a\\0\": set `name`"),
         (&endless, "xxxx\"... (10000 bytes): set `name`"),
+        ("disk = { folder = '', capacity_bytes = '1TiB' }", "[disk] folder is empty"),
         (
             "disk = { folder = '/d', capacity_bytes = '1MiB' }",
             "capacity_bytes is 1.0 MiB for 1 actors: each needs at least 4 segments of 256.0 MiB, so set it to 1.0 GiB or",
