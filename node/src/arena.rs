@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use larder_core::store::BlockMove;
+use larder_net::blocking::no_thread;
 use larder_protocol::checksum::BlockKey;
 use rustix::io::Errno;
 
@@ -240,7 +241,7 @@ pub fn fill(
     std::thread::scope(|scope| {
         for _ in 0..limits.fault_threads.min(limits.extents as usize) {
             let thread = std::thread::Builder::new().name("larder-fault".into());
-            thread.spawn_scoped(scope, work).map_err(MemoryError::Thread)?;
+            thread.spawn_scoped(scope, work).map_err(|error| MemoryError::Thread(no_thread(error)))?;
         }
         Ok(())
     })?;

@@ -4,6 +4,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use larder_client::{Session, SessionOptions};
@@ -664,6 +665,45 @@ fn a_server_that_gets_no_thread_names_the_limits_and_does_not_panic() {
         assert_eq!(ended.status.code(), Some(1), "{said}");
         assert!(said.contains("pids.max, TasksMax=") && !said.contains("panicked"), "{said}");
     }
+}
+
+#[test]
+fn a_node_that_gets_only_some_of_its_threads_names_the_limits() {
+    let program = env!("CARGO_BIN_EXE_larder");
+    let nobody = 54_321;
+    if !Command::new(program)
+        .arg("--version")
+        .uid(nobody)
+        .output()
+        .is_ok_and(|output| output.status.success())
+    {
+        return larder_skips::skip(
+            "needs root, and a program that other users may run: root has no limit of threads",
+        );
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let (file, socket) = (dir.path().join("node.toml"), dir.path().join("a.sock"));
+    let config = format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"4MiB\"\nextent_bytes = \"2MiB\"\n[[tenants]]\nname = \"a\"\nsocket = {socket:?}\n"
+    );
+    std::fs::write(&file, config).unwrap();
+    let serves = |threads: u32| {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nproc={threads}")).args([program, "node", "--config"]).arg(&file).uid(nobody);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let serves = !ready.is_empty();
+        if serves {
+            child.kill().unwrap();
+        }
+        let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+        let names_limits = said.contains("pids.max, TasksMax=") && !said.contains("panicked");
+        assert!(serves || names_limits, "with {threads} threads: {said}");
+        serves
+    };
+    assert!((1..200).any(serves));
 }
 
 #[test]

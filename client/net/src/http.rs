@@ -15,6 +15,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use actix_http::HttpService;
@@ -33,6 +34,7 @@ use tokio::time::timeout;
 
 pub use self::connections::{Busy, Connections, HttpMetrics, Open};
 use self::sips::Sips;
+use crate::blocking::no_thread;
 
 /// Stops a server that [`serve`] made. Cloning shares.
 #[derive(Debug, Clone)]
@@ -52,7 +54,7 @@ pub fn serve(
     connections: Connections,
     stop_within: Duration,
     configure: impl Fn(&mut ServiceConfig) + Clone + Send + 'static,
-) -> io::Result<(Handle, Server)> {
+) -> io::Result<(Handle, impl Future<Output = io::Result<()>>)> {
     let known = connections.clone();
     let factory = move || {
         let connections = connections.clone();
@@ -78,7 +80,19 @@ pub fn serve(
     };
     let server = Server::build().workers(1).disable_signals();
     let server = server.listen("http", listener, factory)?.run();
-    Ok((Handle { server: server.handle(), connections: known, stop_within }, server))
+    let handle = Handle { server: server.handle(), connections: known, stop_within };
+    Ok((handle, async move {
+        get_threads()?;
+        server.await
+    }))
+}
+
+/// Checks that the system gives the two threads of a server, which would panic without them.
+fn get_threads() -> io::Result<()> {
+    let one = || Builder::new().spawn(|| ()).map_err(no_thread);
+    let both = Builder::new().spawn(move || one().map(JoinHandle::join)).map_err(no_thread)?;
+    // Never a panic: the threads do nothing.
+    both.join().unwrap_or_else(|_| Ok(Ok(()))).map(drop)
 }
 
 impl Handle {
