@@ -40,13 +40,22 @@ pub enum MappingError {
         found: u64,
     },
     /// The system refused.
-    #[error("cannot {what} shared memory: {source}")]
+    #[error("cannot {what} shared memory: {source}{}", advice(source))]
     Os {
         /// The failed operation.
         what: &'static str,
         /// The system's reason.
         source: io::Error,
     },
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::OutOfMemory => {
+            ". This process may map no more memory: raise its limit of the address space (ulimit -v) or of mappings (vm.max_map_count)"
+        }
+        _ => "",
+    }
 }
 
 impl Mapping {

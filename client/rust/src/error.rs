@@ -68,8 +68,8 @@ pub enum SessionError {
     /// The node broke the protocol. The session is over.
     #[error("the node does not speak this client's protocol: {0}")]
     Protocol(#[from] ProtocolError),
-    /// A descriptor from the node is not the announced memory. The session is over.
-    #[error("the node sent wrong memory: {0}")]
+    /// A descriptor from the node is not the announced memory, or this process cannot map it. The session is over.
+    #[error("{}{}", if matches!(.0, MappingError::Os { .. }) { "" } else { "the node sent wrong memory: " }, .0)]
     Descriptor(#[from] MappingError),
     /// A block that was to be copied is damaged.
     #[error(transparent)]
@@ -157,5 +157,21 @@ fn advice(error: &io::Error) -> &'static str {
         io::ErrorKind::ConnectionRefused => "The node that made this socket no longer runs: start it again.",
         io::ErrorKind::PermissionDenied => "Is this the tenant's own socket, and may this user write to it?",
         _ => "Is the node running, and is this the tenant's socket?",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_this_process_cannot_map_is_not_the_nodes_fault() {
+        let error =
+            SessionError::from(MappingError::Os { what: "map", source: io::ErrorKind::OutOfMemory.into() });
+        let text = error.to_string();
+        assert!(text.starts_with("cannot map shared memory: ") && text.contains("ulimit -v"), "{text}");
+        assert!(
+            SessionError::from(MappingError::NotAFile).to_string().starts_with("the node sent wrong memory")
+        );
     }
 }
