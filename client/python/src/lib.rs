@@ -56,6 +56,9 @@ mod _native {
     use pyo3::prelude::*;
     use pyo3::types::PyModule;
 
+    #[pymodule_export]
+    const MAX_COPIES: usize = larder_device::order::MAX_COPIES;
+
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let end_visits = pyo3::wrap_pyfunction!(crate::waiting::end_visits, module)?;

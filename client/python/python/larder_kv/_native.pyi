@@ -14,6 +14,9 @@ _Verify: TypeAlias = Literal["off", "sample", "always"]
 _Wait: TypeAlias = Literal["complete", "best_effort"] | float
 _Error: TypeAlias = type[BaseException] | BaseException | TracebackType | None
 
+MAX_COPIES: int
+"""Limit of the blocks of one copy of GPU memory."""
+
 @final
 class Span:
     """A run of chunks in one tier: positions `start` to before `end` of the chain."""

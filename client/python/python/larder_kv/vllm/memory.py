@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import larder_kv
+from larder_kv._native import MAX_COPIES
 from larder_kv.vllm.groups import Run
 
 
@@ -14,7 +15,7 @@ Mark = Callable[[], None]
 """Waits until a device has done all orders that came before the mark."""
 
 
-MAX_PAGES = 65_536
+MAX_PAGES = MAX_COPIES
 """Limit of the blocks of one copy of GPU memory."""
 
 
