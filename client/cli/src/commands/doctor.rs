@@ -22,7 +22,7 @@ use crate::{context, output};
 ///
 /// The command checks memory and huge pages, NUMA, CPU quota, limits, io_uring, UDP, the paths to other servers, the clock,
 /// certificates, folders, the object store and the GPU driver, and gives advice for each finding. The command changes nothing,
-/// but it sends a meaningless datagram to each checked address, and writes a small object to the object store and deletes it. Run
+/// but it sends small and large datagrams to each checked address, and writes a small object to the object store and deletes it. Run
 /// it as the node's user, in the node's container if it has one.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

@@ -56,7 +56,7 @@ fn segmentation(subject: &Subject) -> Finding {
     }
 }
 
-/// Checks the path to one address: the interface's MTU, and the path MTU that the kernel has learnt.
+/// Checks the path to one address: the interface's MTU, and the packets that pass the path.
 fn path(subject: &Subject, Target { name, address, path_mtu }: &Target) -> Finding {
     let address = match address {
         Ok(address) => *address,
@@ -102,7 +102,7 @@ fn path(subject: &Subject, Target { name, address, path_mtu }: &Target) -> Findi
 }
 
 /// Bytes of the headers of IP and UDP.
-fn headers(address: SocketAddr) -> u32 {
+pub(super) fn headers(address: SocketAddr) -> u32 {
     if address.is_ipv4() { 28 } else { 48 }
 }
 

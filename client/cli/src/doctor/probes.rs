@@ -18,6 +18,7 @@ use rustix::net::sockopt::{
 };
 
 use super::clock::ClockState;
+use super::network::headers;
 
 /// The results of trials.
 #[derive(Debug)]
@@ -50,7 +51,7 @@ pub(crate) struct Target {
     pub(super) name: String,
     /// The address, or the reason that there is none.
     pub(super) address: Result<SocketAddr, String>,
-    /// The largest packet that the kernel believes the whole path to carry.
+    /// The largest packet that the whole path is known or believed to carry.
     pub(super) path_mtu: Option<u32>,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct ObjectStore {
 }
 
 impl Probes {
-    /// Makes all trials on this machine. `targets` are `host:port`; a meaningless datagram goes to each. A small object is
+    /// Makes all trials on this machine. `targets` are `host:port`; some datagrams without a use go to each. A small object is
     /// written to the object store, and deleted.
     pub(crate) fn run(
         targets: &[String],
@@ -139,7 +140,8 @@ fn buffer_bytes(socket: &UdpSocket) -> Option<u64> {
     Some(socket_recv_buffer_size(socket).ok()? as u64 / 2)
 }
 
-/// The largest packet that the kernel believes the path to `address` to carry. Sends a packet that may not be fragmented first.
+/// The largest of some packets that pass the path to `address`, as the server's answers and the reports of routers tell. Packets
+/// may not be fragmented. If the server answers none, only the reports count.
 fn path_mtu(address: SocketAddr) -> io::Result<u32> {
     let (any, is_v4) = match address {
         SocketAddr::V4(_) => (SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), true),
@@ -152,15 +154,43 @@ fn path_mtu(address: SocketAddr) -> io::Result<u32> {
         set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DO)?;
     }
     socket.connect(address)?;
-    let known = || if is_v4 { ip_mtu(&socket) } else { ipv6_mtu(&socket) };
-    let (before, headers) = (known()?, if is_v4 { 28 } else { 48 });
-    let datagram = vec![0; before.min(MOST_PACKET_BYTES).saturating_sub(headers) as usize];
-    // Refused if a router has just reported that the datagram is too large: then the kernel knows a smaller size.
-    let _ = socket.send(&datagram);
     socket.set_read_timeout(Some(ANSWER_TIME))?;
-    // The server does not answer such a datagram. A router that refuses it answers the kernel.
-    let _ = socket.recv(&mut [0; 64]);
-    Ok(known()?)
+    // A router that refuses a packet reports it to the kernel, which then knows a smaller size and refuses larger packets.
+    let known = || if is_v4 { ip_mtu(&socket) } else { ipv6_mtu(&socket) };
+    let is_answered = |packet_bytes: u32| {
+        let _ = socket.send(&question(packet_bytes - headers(address), packet_bytes));
+        let mut answer = [0; 64];
+        let _ = socket.recv(&mut answer);
+        answer[5] == 4 && answer[6..10] == packet_bytes.to_be_bytes()
+    };
+    let passes = |most: u32| -> io::Result<Option<u32>> {
+        for _ in 0..TRIES {
+            let packet_bytes = known()?.min(most);
+            if is_answered(packet_bytes) {
+                return Ok(Some(packet_bytes));
+            }
+        }
+        Ok(None)
+    };
+    if passes(LEAST_PACKET_BYTES)?.is_none() {
+        is_answered(known()?.min(MOST_PACKET_BYTES));
+        return Ok(known()?);
+    }
+    for most in [MOST_PACKET_BYTES, 1_500, 1_400] {
+        if let Some(packet_bytes) = passes(most)? {
+            return Ok(packet_bytes);
+        }
+    }
+    Ok(LEAST_PACKET_BYTES)
+}
+
+/// A datagram that every QUIC server answers by the versions that it speaks (RFC 9000, section 6.1), from a connection whose id has
+/// four bytes: the size of the packet.
+fn question(bytes: u32, packet_bytes: u32) -> Vec<u8> {
+    let mut datagram = vec![0xc0, 0x1a, 0x2a, 0x3a, 0x4a, 8, 0, 0, 0, 0, 0, 0, 0, 0, 4];
+    datagram.extend(packet_bytes.to_be_bytes());
+    datagram.resize(bytes as usize, 0);
+    datagram
 }
 
 /// Whether a file in `folder` can be opened past the page cache. The file is gone when this returns.
@@ -192,8 +222,40 @@ fn file_system(magic: u64) -> String {
     .to_owned()
 }
 
-/// Time in which a router on the way must refuse a packet.
+/// Time in which a server must answer, or a router on the way refuse a packet.
 const ANSWER_TIME: Duration = Duration::from_millis(300);
+
+/// How often a packet is sent before it counts as lost.
+const TRIES: u32 = 3;
+
+/// The least packet that QUIC needs on every path, with the headers of IPv6.
+const LEAST_PACKET_BYTES: u32 = 1_280;
 
 /// The largest packet of IP.
 const MOST_PACKET_BYTES: u32 = 65_535;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_drops_large_packets_without_a_word_is_found_by_a_servers_answers() {
+        let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = server.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let mut datagram = [0; 65_536];
+            while let Ok((bytes, from)) = server.recv_from(&mut datagram) {
+                if bytes + 28 <= 1_450 {
+                    let answer = [&[0xc0, 0, 0, 0, 0, 4], &datagram[15..19], &[8], &datagram[6..14]].concat();
+                    server.send_to(&answer, from).unwrap();
+                }
+            }
+        });
+        assert_eq!(path_mtu(address).unwrap(), 1_400);
+        let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        assert!(
+            path_mtu(silent.local_addr().unwrap()).unwrap() > 1_500,
+            "a server that does not answer proves nothing"
+        );
+    }
+}
