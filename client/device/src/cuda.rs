@@ -375,6 +375,14 @@ impl Device for CudaDevice {
         Ok(())
     }
 
+    fn refuse(&mut self, number: OrderNumber, order: Order) -> Result<(), DeviceError> {
+        self.alive()?;
+        self.registry.begin(&order)?;
+        self.waiting.push_back((number, order));
+        self.cancel(number);
+        Ok(())
+    }
+
     fn cancel(&mut self, number: OrderNumber) {
         let Some(at) = self.waiting.iter().position(|waiting| waiting.0 == number) else { return };
         let Some((_, order)) = self.waiting.remove(at) else { return };

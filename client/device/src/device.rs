@@ -57,6 +57,12 @@ pub trait Device {
     /// work is unknown until it is closed.
     fn start(&mut self, number: OrderNumber, order: Order) -> Result<(), DeviceError>;
 
+    /// Ends an order that was given up before it began, as [`Device::cancel`] ends an order that waits.
+    ///
+    /// # Errors
+    /// As [`Device::start`].
+    fn refuse(&mut self, number: OrderNumber, order: Order) -> Result<(), DeviceError>;
+
     /// Cancels an order whose flag is not reached: it ends as refused, and raises its own flag as a failed order does. An
     /// order that has begun goes on; an unknown order is ignored.
     fn cancel(&mut self, number: OrderNumber);

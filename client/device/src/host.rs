@@ -268,6 +268,23 @@ impl Device for HostDevice {
         Ok(())
     }
 
+    fn refuse(&mut self, number: OrderNumber, order: Order) -> Result<(), DeviceError> {
+        self.call()?;
+        self.registry.begin(&order)?;
+        let pieces = Vec::new();
+        self.running.push(Running {
+            number,
+            order,
+            pieces,
+            copied: 0,
+            told_layers: 0,
+            fault: None,
+            ended: None,
+        });
+        self.end(self.running.len() - 1, Err(CopyError::Refused));
+        Ok(())
+    }
+
     fn cancel(&mut self, number: OrderNumber) {
         let waits = |running: &Running| {
             let has_begun = running.copied > 0 || running.ended.is_some() || self.may_begin(running);

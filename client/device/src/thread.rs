@@ -4,11 +4,12 @@
 //! caller hears the end of each order once. Places in the ring are given back when the end was heard, so the number of ends that
 //! wait is bounded too.
 
+use std::collections::HashSet;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ pub struct DeviceThread {
     ring: SyncSender<Request>,
     limit: usize,
     outstanding: Arc<AtomicUsize>,
+    cancelled: Cancelled,
     thread: JoinHandle<()>,
 }
 
@@ -61,6 +63,9 @@ type Call = Box<dyn FnOnce(&mut dyn Device) + Send>;
 /// Takes reports on the device's thread. It must not wait. Reports of unfinished orders are bounded by the places for orders.
 type Hear = Box<dyn FnMut(DeviceReport) + Send>;
 
+/// Orders that were given up, and of whose end the device has not heard: their copies must not begin.
+type Cancelled = Arc<Mutex<HashSet<OrderNumber>>>;
+
 /// The ring, or all places for orders, are taken: try again after the next [`DeviceReport::Done`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the device has too many orders: try again when one has ended")]
@@ -82,6 +87,7 @@ struct Idle {
 struct Worker {
     requests: Receiver<Request>,
     hear: Hear,
+    cancelled: Cancelled,
     running: Vec<(OrderNumber, OrderPlace)>,
     /// The device. It is dropped before the other fields, while its users can still hear of it.
     device: Option<Box<dyn Device>>,
@@ -100,8 +106,16 @@ impl DeviceThread {
         hear: impl FnMut(DeviceReport) + Send + 'static,
     ) -> io::Result<Self> {
         let (ring, requests) = sync_channel(orders + MOST_CALLS);
+        let cancelled = Cancelled::default();
+        let of_worker = Arc::clone(&cancelled);
         let run = move || {
-            let mut worker = Worker { requests, hear: Box::new(hear), running: Vec::new(), device: None };
+            let mut worker = Worker {
+                requests,
+                hear: Box::new(hear),
+                cancelled: of_worker,
+                running: Vec::new(),
+                device: None,
+            };
             match guarded(open) {
                 Ok(device) => worker.device = Some(device),
                 Err(error) => worker.lose(error),
@@ -109,7 +123,7 @@ impl DeviceThread {
             worker.run();
         };
         let thread = Builder::new().name(name.to_owned()).spawn(run)?;
-        Ok(Self { ring, limit: orders, outstanding: Arc::default(), thread })
+        Ok(Self { ring, limit: orders, outstanding: Arc::default(), cancelled, thread })
     }
 
     /// Hands an order to the thread.
@@ -146,12 +160,18 @@ impl DeviceThread {
         self.send(Request::Call(Box::new(call)))
     }
 
-    /// Gives up an order that waits for its flag; see [`Device::cancel`].
+    /// Gives up an order that has not begun: the thread refuses it, also if it is busy now. An order that waits for its flag is
+    /// given up when the thread hears of it; see [`Device::cancel`].
     ///
     /// # Errors
-    /// [`Busy`], with nothing done, if too many requests wait.
+    /// [`Busy`] if too many requests wait: the order may still wait for its flag.
     pub fn cancel(&self, number: OrderNumber) -> Result<(), Busy> {
-        self.call(move |device| device.cancel(number))
+        lock(&self.cancelled).insert(number);
+        let cancelled = Arc::clone(&self.cancelled);
+        self.call(move |device| {
+            lock(&cancelled).remove(&number);
+            device.cancel(number);
+        })
     }
 
     /// Orders that were taken and whose end nobody has heard, or whose place is still held.
@@ -256,7 +276,8 @@ impl Worker {
             (Request::Copy(number, make, place), Some(device)) => {
                 let begun = guarded(|| {
                     let order = make(device.as_mut())?;
-                    device.start(number, order)
+                    let is_cancelled = lock(&self.cancelled).contains(&number);
+                    if is_cancelled { device.refuse(number, order) } else { device.start(number, order) }
                 });
                 match begun {
                     Ok(()) => self.running.push((number, place)),
@@ -323,6 +344,11 @@ impl Worker {
             }
         }
     }
+}
+
+/// Locks; no code panics while it holds the lock.
+fn lock(cancelled: &Mutex<HashSet<OrderNumber>>) -> MutexGuard<'_, HashSet<OrderNumber>> {
+    cancelled.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls a device. A device that panics is lost: its work is unknown.

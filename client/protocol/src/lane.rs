@@ -182,8 +182,8 @@ pub enum CopyEnd {
     Refused,
     /// The copy failed: the pages' contents are unknown, and the chunks to save are given up.
     Failed,
-    /// The device did not finish in time, and may still be copying. The copy counts as failed, and the pages may change at any
-    /// time.
+    /// The device did not finish in time. The copy counts as failed. A copy that had begun goes on, also after the session's end:
+    /// the pages of a load may change at any time, so use them for nothing else.
     Stalled,
     /// The device was lost. The copy counts as failed; the engine must register its tensors again.
     Lost,

@@ -1,5 +1,6 @@
 //! Device threads over host memory: whatever a device does wrong, callers hear of it, and others are not affected.
 
+use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, channel};
 
 use super::*;
@@ -64,6 +65,16 @@ impl Lane {
             _ => None,
         };
         self.reports.iter().find_map(done).unwrap()
+    }
+
+    /// The results of two orders, whichever ends first.
+    fn until_both_done(&mut self, one: OrderNumber, other: OrderNumber) -> [Result<(), CopyError>; 2] {
+        let done = |report| match report {
+            DeviceReport::Done { number, result, .. } => Some((number, result)),
+            _ => None,
+        };
+        let ended: HashMap<_, _> = self.reports.iter().filter_map(done).take(2).collect();
+        [ended[&one], ended[&other]]
     }
 
     fn until_gone(&mut self) {
@@ -180,6 +191,39 @@ fn a_driver_that_hangs_keeps_neither_its_callers_nor_other_devices() {
         let done = hung.reports.iter().find(|report| matches!(report, DeviceReport::Done { .. }));
         assert!(matches!(done, Some(DeviceReport::Done { result: Ok(()), .. })));
     }
+}
+
+#[test]
+fn an_order_given_up_while_the_driver_hangs_never_begins() {
+    let mut lane = Lane::start(7);
+    lane.control.hold_calls();
+    let (busy, _) = lane.begin(Direction::Load, 0);
+    lane.control.wait_until_held();
+    let (given_up, _) = lane.begin(Direction::Load, 1);
+    lane.thread.cancel(given_up).unwrap();
+    lane.control.release_calls();
+    assert_eq!(lane.until_both_done(busy, given_up), [Ok(()), Err(CopyError::Refused)]);
+    let start = lane.paged.image();
+    let (next, order) = lane.begin(Direction::Save, 2);
+    assert_eq!(lane.until_done(next), Ok(()));
+    assert!(lane.paged.image() == lane.expected(start, &order));
+    lane.thread.join();
+}
+
+#[test]
+fn an_order_given_up_before_it_begins_raises_its_flag() {
+    let mut lane = Lane::start(8);
+    lane.control.hold_calls();
+    let (busy, mut order) = lane.begin(Direction::Load, 0);
+    lane.control.wait_until_held();
+    order.then = Some(crate::Flag { word: lane.paged.word(), value: 0 });
+    let given_up = OrderNumber(9);
+    lane.paged.arena.set_word(lane.paged.word().offset, 0);
+    lane.thread.submit(given_up, order.clone()).unwrap();
+    lane.thread.cancel(given_up).unwrap();
+    lane.control.release_calls();
+    assert_eq!(lane.until_both_done(busy, given_up), [Ok(()), Err(CopyError::Refused)]);
+    assert_eq!(lane.paged.arena.word(lane.paged.word().offset), order.work.layers());
 }
 
 #[test]
