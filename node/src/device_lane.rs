@@ -44,6 +44,8 @@ pub struct DeviceLane {
     /// Why the device cannot be used. Set before the loss is reported.
     lost: Arc<Mutex<Option<DeviceError>>>,
     sweeps: Arc<Sweeps>,
+    /// The extents were pinned in an earlier life: the next sweep gives them up.
+    has_old_extents: bool,
     reports: mpsc::UnboundedSender<DeviceReport>,
 }
 
@@ -85,6 +87,7 @@ impl DeviceLane {
             cancelling: Vec::new(),
             lost: Arc::default(),
             sweeps: Arc::default(),
+            has_old_extents: false,
             reports,
         };
         (lane, receiver)
@@ -152,17 +155,23 @@ impl DeviceLane {
     pub(crate) fn sweep(&mut self) {
         self.catch_up();
         let Some(thread) = &self.thread else { return };
-        let is_wanted = self.sweeps.wanted.load(Ordering::Relaxed);
+        let is_wanted = self.has_old_extents || self.sweeps.wanted.load(Ordering::Relaxed);
         if !is_wanted || self.sweeps.waits.swap(true, Ordering::Relaxed) {
             return;
         }
         let (regions, sweeps) = (Arc::clone(&self.regions), Arc::clone(&self.sweeps));
+        let retires = self.has_old_extents;
         let asked = thread.call(move |device| {
-            sweeps.wanted.store(lock(&regions).sweep(device), Ordering::Relaxed);
+            let mut regions = lock(&regions);
+            if retires {
+                regions.retire_extents();
+            }
+            sweeps.wanted.store(regions.sweep(device), Ordering::Relaxed);
             sweeps.waits.store(false, Ordering::Relaxed);
         });
-        if asked.is_err() {
-            self.sweeps.waits.store(false, Ordering::Relaxed);
+        match asked {
+            Ok(()) => self.has_old_extents = false,
+            Err(Busy) => self.sweeps.waits.store(false, Ordering::Relaxed),
         }
     }
 
@@ -185,8 +194,9 @@ impl DeviceLane {
         }
     }
 
-    /// Ends all sessions.
+    /// Ends all sessions, and gives up all extents, so that the arena alone holds them.
     pub(crate) fn close_all(&mut self) {
+        self.has_old_extents = self.thread.is_some();
         let all: Vec<SessionId> = self.words.keys().copied().collect();
         all.into_iter().for_each(|session| self.close_session(session));
     }
@@ -196,6 +206,7 @@ impl DeviceLane {
         self.thread = None;
         self.regions = Arc::default();
         self.sweeps = Arc::default();
+        self.has_old_extents = false;
     }
 
     fn thread(&mut self) -> Result<&DeviceThread, Busy> {

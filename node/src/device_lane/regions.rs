@@ -20,7 +20,7 @@ pub(crate) struct Regions {
     /// The device tier's memory, or why there is none.
     pool: Option<Result<RegionId, DeviceError>>,
     sessions: HashMap<SessionId, OfSession>,
-    /// Memory of ended sessions that copies may still use.
+    /// Memory of ended sessions, and extents of an earlier life, that copies may still use.
     retired: Vec<OfSession>,
 }
 
@@ -115,8 +115,14 @@ impl Regions {
         self.sweep(device);
     }
 
-    /// Gives up unused memory: memory of ended sessions, and extents that got new memory. Returns whether some memory of ended
-    /// sessions is left, because copies still use it.
+    /// Has the next sweeps give up all extents. An extent that is needed later is pinned anew.
+    pub(crate) fn retire_extents(&mut self) {
+        let regions = self.extents.drain(..).map(|pinned| pinned.region).collect();
+        self.retired.push(OfSession { regions, ..OfSession::default() });
+    }
+
+    /// Gives up unused memory: retired memory, and extents that got new memory. Returns whether some retired memory is left,
+    /// because copies still use it.
     pub(crate) fn sweep(&mut self, device: &mut dyn Device) -> bool {
         self.retired.retain_mut(|retired| !retired.give_up(device));
         // A count of 1 means that only the device still holds the extent.

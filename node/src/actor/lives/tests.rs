@@ -3,10 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use larder_client::engine_lane::{CopyFlags, LoadPages};
 use larder_client::{LeaseGuard, Namespace, Session, SessionError, SessionOptions};
+use larder_device::host::{HostControl, HostDevice};
+use larder_device::layout::{Shape, VllmOrder, vllm};
+use larder_device::{Device, EngineMemory, PagedLayout};
 use larder_protocol::ChunkHash;
+use larder_protocol::lane::CopyEnd;
 use larder_protocol::namespace::NamespaceSpec;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tokio::sync::oneshot;
 
 use crate::config::Config;
@@ -14,6 +21,10 @@ use crate::device_lane::Devices;
 use crate::host::HostFacts;
 
 const BLOCK: usize = 4_096;
+
+/// Pages of an engine: two of a chunk.
+const SHAPE: Shape =
+    Shape { layers: 1, pages: 0, heads: 2, tokens: 8, content_bytes: 128, pages_per_chunk: 2 };
 
 /// A node with two actors, in this process.
 struct Node {
@@ -26,6 +37,10 @@ struct Node {
 
 impl Node {
     fn start(more: &str) -> Self {
+        Self::with(Devices::cuda(), more)
+    }
+
+    fn with(devices: Devices, more: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = "name = \"a\"\n[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"16MiB\"\n\
             extent_bytes = \"2MiB\"\n[[gpus]]\npci = \"0000:65:00.0\"\n[[gpus]]\npci = \"0000:66:00.0\"\n\
@@ -43,7 +58,7 @@ impl Node {
             actix_rt::System::new().block_on(async move {
                 let on_ready = move |node| ready.send(node).unwrap();
                 let stop = async { _ = stopping.await };
-                crate::run_on(Devices::cuda(), limits, None, on_ready, stop).await.unwrap();
+                crate::run_on(devices, limits, None, on_ready, stop).await.unwrap();
             });
         });
         let ready = is_ready.recv().unwrap();
@@ -97,6 +112,22 @@ impl Engine {
             staged.copy_from(0, 0, &block(&prompt[position as usize]));
             assert_eq!(self.session.commit(&reservation, vec![staged]).wait().unwrap(), 1);
         }
+    }
+
+    /// Has the node load a prompt into GPU memory; returns how that ends.
+    fn load(&self, prompt: &[ChunkHash]) -> CopyEnd {
+        let pages = prompt.len() as u32 * 2;
+        let (spec, regions) = vllm(VllmOrder::Lhbnc, &Shape { pages, ..SHAPE });
+        let (descriptor, bytes) = (memfd_create("gpu", MemfdFlags::CLOEXEC).unwrap(), regions[0]);
+        ftruncate(&descriptor, bytes).unwrap();
+        let layout = PagedLayout::new(spec, &regions).unwrap();
+        let memory = vec![EngineMemory::Descriptor { descriptor, bytes }];
+        let tensors = self.session.register_tensors(&self.namespace, 0, &layout, memory).wait().unwrap();
+        let load =
+            LoadPages { block: 0, pages: (0..pages).collect(), first_page: 0, layers: 0..1, by_layer: false };
+        let flags = CopyFlags { after: None, then: None };
+        let copy = self.session.load_pages(&tensors, &self.lease(prompt), &load, flags).wait().unwrap();
+        self.session.wait_for_copy(&copy, u32::MAX, Duration::from_secs(60)).wait().unwrap().end.unwrap()
     }
 
     fn lease(&self, prompt: &[ChunkHash]) -> LeaseGuard {
@@ -160,6 +191,25 @@ fn a_panic_ends_the_sessions_of_one_actor_and_the_node_goes_on() {
         are_right(&kept, &prompt(b'a', 8));
     }
     assert_eq!(again.get(&prompt(11, 400)), 400);
+}
+
+#[test]
+fn extents_that_a_gpu_pinned_are_used_again_after_a_panic() {
+    let open = |_| Ok(Box::new(HostDevice::new(1, HostControl::default())) as Box<dyn Device>);
+    let node = Node::with(Devices::stand_in(open), "");
+    let engine = node.engine(0);
+    engine.put(&prompt(b'a', 8));
+    assert_eq!(engine.load(&prompt(b'a', 8)), CopyEnd::Done);
+    super::plant();
+    assert!(
+        engine.session.lease(&engine.namespace, &engine.namespace.chain(prompt(b'a', 8))).wait().is_err()
+    );
+    while node.metric("larder_arena_bytes{device=\"0\",state=\"quarantined\"}") > 0.0 {
+        std::thread::yield_now();
+    }
+    let again = node.engine(0);
+    again.put(&prompt(b'a', 8));
+    assert_eq!(again.load(&prompt(b'a', 8)), CopyEnd::Done, "they are pinned anew");
 }
 
 #[test]
