@@ -220,7 +220,9 @@ impl CudaDevice {
             self.spare_events.push(start);
         }
         self.spare_events.push(end);
-        self.tables.extend(table.filter(|_| self.tables.len() < MOST_TABLES));
+        let is_kept =
+            |table: &KernelTable| self.tables.len() < MOST_TABLES && table.bytes() <= LARGEST_KEPT_TABLE;
+        self.tables.extend(table.filter(is_kept));
         if has_failed {
             self.release_waiters(&order);
         }
@@ -467,3 +469,4 @@ const MOST_TABLES: usize = 16;
 
 #[cfg(test)]
 mod tests;
+const LARGEST_KEPT_TABLE: u64 = 2 << 20;

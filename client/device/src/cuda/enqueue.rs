@@ -11,7 +11,7 @@ use super::tables::{Copy, ENTRY_BYTES, Entry, THREADS, entry_bytes};
 use super::{CudaDevice, Measured, Running};
 use crate::device::DeviceError;
 use crate::layout::PagedLayout;
-use crate::order::{Direction, Flag, Order, OrderNumber, PageCopy, TensorsId, Work};
+use crate::order::{Direction, Flag, MAX_COPIES, Order, OrderNumber, PageCopy, TensorsId, Work};
 use crate::registry::Region as _;
 
 /// The begun part of an order.
@@ -222,7 +222,9 @@ impl CudaDevice {
         by_layer: bool,
     ) -> (Form, Option<(OrderShape, u64)>) {
         let is_host = |copy: &PageCopy| self.registry.region_of(copy.block.region).is_host();
-        let fits = layout.plane_bytes() <= self.options.half_bytes;
+        // A staged order has an entry for each page of each layer.
+        let entries = pages.len() * if by_layer { layers } else { 1 };
+        let fits = layout.plane_bytes() <= self.options.half_bytes && entries <= MOST_STAGED_ENTRIES;
         if !fits || !pages.iter().all(is_host) || !pieces::has_whole_chunks(layout, pages) {
             return (Form::Direct, None);
         }
@@ -269,3 +271,6 @@ impl CudaDevice {
         entries
     }
 }
+
+/// Entries of the largest staged order, which take 16 MiB of the host's memory and of the GPU's: 80 layers of 200,000 tokens.
+const MOST_STAGED_ENTRIES: usize = 16 * MAX_COPIES;
