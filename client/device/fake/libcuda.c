@@ -49,6 +49,7 @@ static __thread struct {
     char failing[64];
     int fail_after, fail_code;
     int pinned;
+    int capture_mode, others_capture;
 } now;
 
 // For tests.
@@ -60,6 +61,7 @@ void fake_fail(const char *call, int after, int code) {
     now.fail_after = after;
     now.fail_code = code;
 }
+void fake_capture(int others_capture) { now.others_capture = others_capture; }
 int fake_pinned(void) { return now.pinned; }
 int fake_contexts(void) { return now.contexts; }
 int fake_ranges(void) {
@@ -80,6 +82,7 @@ int fake_lend(void *start, size_t bytes) {
 
 static int call(const char *name) {
     if (now.broken) return now.broken;
+    if (now.others_capture && now.capture_mode != 2) return 900;
     if (now.failing[0] && !strcmp(now.failing, name) && now.fail_after-- == 0) {
         now.failing[0] = 0;
         return now.fail_code;
@@ -197,6 +200,13 @@ int cuDevicePrimaryCtxReset_v2(int device) {
     return 0;
 }
 int cuCtxSetCurrent(void *context) { (void)context; CALL(); return 0; }
+
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+    int before = now.capture_mode;
+    now.capture_mode = *mode;
+    *mode = before;
+    return 0;
+}
 
 int cuMemAlloc_v2(ptr_t *address, size_t bytes) {
     CALL();

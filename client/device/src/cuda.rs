@@ -208,11 +208,11 @@ impl CudaDevice {
         running.end.is_done()
     }
 
-    fn finish(&mut self, running: Running, events: &mut Vec<Event>) -> Result<(), CudaError> {
+    fn finish(&mut self, running: Running, events: &mut Vec<Event>) {
         let Running { number, order, end, table, measured, has_failed, .. } = running;
         if let Some(Measured { start, shape, form, bytes }) = measured {
-            if !has_failed {
-                let change = self.forms.measured(shape, form, bytes, end.since_ms(&start)?.into());
+            if !has_failed && let Ok(took_ms) = end.since_ms(&start) {
+                let change = self.forms.measured(shape, form, bytes, took_ms.into());
                 if let Some(line) = change {
                     tracing::info!(gpu = self.context.name(), "how copies are made: {line}");
                 }
@@ -229,7 +229,6 @@ impl CudaDevice {
         self.registry.end(&order);
         let result = if has_failed { Err(CopyError::Failed) } else { Ok(()) };
         events.push(Event::Done { number, result });
-        Ok(())
     }
 
     /// Raises a failed order's flag, so that its waiters go on.
@@ -261,7 +260,7 @@ impl CudaDevice {
         while number < self.running.len() {
             if self.look_at(number, events).map_err(|error| self.lose(&error))? {
                 let running = self.running.swap_remove(number);
-                self.finish(running, events).map_err(|error| self.lose(&error))?;
+                self.finish(running, events);
             } else {
                 number += 1;
             }
@@ -402,18 +401,18 @@ impl Device for CudaDevice {
 
     fn close(mut self: Box<Self>) -> Result<(), DeviceError> {
         let ended = [&self.loads, &self.saves].into_iter().try_for_each(Streams::synchronize);
-        if !self.is_lost
-            && let Err(error) = ended
-        {
+        let Err(error) = ended else { return Ok(()) };
+        if !self.is_lost {
             self.lose(&error);
         }
-        if !self.is_lost {
-            return Ok(());
+        // Only a fatal error has broken all that others of this process have in the context.
+        let reset = if error.is_fatal() { self.context.reset() } else { Err(error) };
+        if reset.is_ok() {
+            self.registry.take_regions().for_each(CudaRegion::abandon);
         }
-        let reset = self.context.reset().map_err(|error| DeviceError::Lost(error.to_string()));
-        // The driver's values ended with the context, and must not be ended again. Host memory stays where it is.
+        // The driver's values ended with the context, and must not be ended again. Else host memory stays where it is.
         std::mem::forget(self);
-        reset
+        reset.map_err(|error| DeviceError::Lost(error.to_string()))
     }
 
     fn choices(&self) -> Vec<String> {
@@ -422,6 +421,14 @@ impl Device for CudaDevice {
 }
 
 impl CudaRegion {
+    /// Lets go of host memory after the end of the context. The context's own memory ended with it.
+    fn abandon(self) {
+        match self {
+            Self::Host(pinned) => pinned.abandon(),
+            Self::Device(memory) => std::mem::forget(memory),
+        }
+    }
+
     /// The address at which the device sees it.
     fn address(&self) -> u64 {
         match self {
@@ -464,9 +471,9 @@ const ALIGNMENT: u64 = crate::layout::ALIGNMENT;
 /// Room for 4,096 pages.
 const SMALLEST_TABLE: u64 = 64 << 10;
 
-/// Tables that are kept for later orders.
+/// Tables that are kept for later orders, and their largest size.
 const MOST_TABLES: usize = 16;
+const LARGEST_KEPT_TABLE: u64 = 2 << 20;
 
 #[cfg(test)]
 mod tests;
-const LARGEST_KEPT_TABLE: u64 = 2 << 20;

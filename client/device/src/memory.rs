@@ -155,6 +155,12 @@ impl HostMemory {
         self.atomic(offset).store(value, Ordering::Release);
     }
 
+    /// The values that keep the memory.
+    #[cfg(test)]
+    pub(crate) fn holders(&self) -> usize {
+        Arc::strong_count(&self._owner)
+    }
+
     fn atomic(&self, offset: u64) -> &AtomicU32 {
         let at = self.at(offset, 4).cast::<u32>();
         assert!(at.is_aligned(), "a word stands at a multiple of 4");

@@ -47,6 +47,11 @@ impl<R: Region, T> Registry<R, T> {
         self.regions.remove(&id).map(|used| used.value).ok_or(DeviceError::Unknown)
     }
 
+    /// Takes all regions out, when the device has ended.
+    pub(crate) fn take_regions(&mut self) -> impl Iterator<Item = R> + use<R, T> {
+        std::mem::take(&mut self.regions).into_values().map(|used| used.value)
+    }
+
     /// Checks the layout against the regions it will have.
     pub(crate) fn check_tensors(
         &self,

@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "calls a C library")]
 
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::ptr;
 use std::rc::Rc;
@@ -134,6 +135,10 @@ impl Context {
             check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&raw mut context, device))?;
             let inner = Self(Rc::new(ContextInner { device }));
             check("cuCtxSetCurrent", sys::cuCtxSetCurrent(context))?;
+            // While the engine captures a graph on a thread of its own, calls of this thread neither fail nor end the capture.
+            let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            let exchanged = sys::cuThreadExchangeStreamCaptureMode(&raw mut mode);
+            check("cuThreadExchangeStreamCaptureMode", exchanged)?;
             Ok(inner)
         }
     }
@@ -335,6 +340,13 @@ impl PinnedMemory {
     /// The address at which the device sees it.
     pub(super) fn address(&self) -> u64 {
         self.address
+    }
+
+    /// Lets go of the memory without the driver, whose context has ended.
+    pub(super) fn abandon(self) {
+        let pinned = ManuallyDrop::new(self);
+        // SAFETY: `pinned` is neither used nor dropped afterwards.
+        drop(unsafe { ptr::read(&raw const pinned.memory) });
     }
 }
 
@@ -600,7 +612,7 @@ pub(super) fn check_library() -> Result<(), NoCuda> {
 }
 
 /// All functions that this file calls.
-const FUNCTIONS: [&str; 40] = [
+const FUNCTIONS: [&str; 41] = [
     "cuInit",
     "cuDeviceGetCount",
     "cuDeviceGet",
@@ -610,6 +622,7 @@ const FUNCTIONS: [&str; 40] = [
     "cuDevicePrimaryCtxRelease_v2",
     "cuDevicePrimaryCtxReset_v2",
     "cuCtxSetCurrent",
+    "cuThreadExchangeStreamCaptureMode",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemGetAddressRange_v2",

@@ -252,9 +252,48 @@ fn a_context_that_breaks_at_any_point_is_lost_and_nobody_waits_for_ever() {
             assert!(matches!(device.start(OrderNumber(2), order), Err(DeviceError::Lost(_))));
             Box::new(device).close().unwrap();
             assert_eq!(fake::held()[0], 0, "the context is gone");
+            assert_eq!(paged.arena.holders(), 1, "and holds no memory of the host");
         }
         fake::break_after(-1);
     }
+}
+
+#[test]
+fn an_error_that_leaves_the_context_whole_does_not_end_it_for_others_of_the_process() {
+    let mut random = fastrand::Rng::with_seed(30);
+    let of_another = open(None, 1 << 20);
+    let mut device = open(None, 1 << 20);
+    let paged = paged(&mut device, 0, &mut random);
+    device.start(OrderNumber(1), paged.order(Direction::Save, false, &paged.pages(&mut random))).unwrap();
+    fake::fail("cuEventQuery", 0, CAPTURE_UNSUPPORTED);
+    let lost = until_done(&mut device, OrderNumber(1));
+    assert!(matches!(lost, Err(DeviceError::Lost(_))), "{lost:?}");
+    Box::new(device).close().unwrap();
+    assert_eq!(fake::held()[0], 1, "the context of the other is there");
+    close(of_another);
+}
+
+#[test]
+fn a_copy_whose_time_cannot_be_measured_goes_well() {
+    let mut random = fastrand::Rng::with_seed(31);
+    let mut device = open(None, 1 << 20);
+    let paged = paged(&mut device, 0, &mut random);
+    fake::fail("cuEventElapsedTime_v2", 0, CAPTURE_UNSUPPORTED);
+    device.start(OrderNumber(1), paged.order(Direction::Save, false, &paged.pages(&mut random))).unwrap();
+    assert_eq!(until_done(&mut device, OrderNumber(1)).unwrap().1, Ok(()));
+    close(device);
+}
+
+#[test]
+fn a_graph_that_another_thread_captures_disturbs_no_copy() {
+    let mut random = fastrand::Rng::with_seed(32);
+    let mut device = open(None, 1 << 20);
+    let paged = paged(&mut device, 0, &mut random);
+    fake::capture(true);
+    device.start(OrderNumber(1), paged.order(Direction::Save, false, &paged.pages(&mut random))).unwrap();
+    assert_eq!(until_done(&mut device, OrderNumber(1)).unwrap().1, Ok(()));
+    fake::capture(false);
+    close(device);
 }
 
 #[test]
@@ -396,3 +435,5 @@ fn a_thread_opens_its_gpu_and_gives_it_up_at_its_end() {
 }
 
 const OUT_OF_MEMORY: i32 = 2;
+
+const CAPTURE_UNSUPPORTED: i32 = 900;

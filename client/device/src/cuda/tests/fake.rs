@@ -37,6 +37,12 @@ pub(super) fn stall(is_stalled: bool) {
     unsafe { library().get::<unsafe extern "C" fn(i32)>(b"fake_stall").unwrap()(is_stalled.into()) }
 }
 
+/// Another thread captures a graph, and thereby forbids most calls to threads that did not ask otherwise.
+pub(super) fn capture(is_captured: bool) {
+    // SAFETY: as in `seed`.
+    unsafe { library().get::<unsafe extern "C" fn(i32)>(b"fake_capture").unwrap()(is_captured.into()) }
+}
+
 /// Breaks the context after this many operations of streams.
 pub(super) fn break_after(operations: i32) {
     // SAFETY: as in `seed`.
