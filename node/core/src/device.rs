@@ -28,7 +28,7 @@ use crate::Core;
 use crate::copies::Save;
 use crate::effect::Effect;
 use crate::event::{DeviceCopyNumber, RequestId};
-use crate::store::ids::{OrderId, SessionId};
+use crate::store::ids::{OrderId, SessionId, TenantId};
 use crate::store::policy::{Facts, PolicyName};
 use crate::store::{BlockFacts, BlockMove, LoadBlock, Refused, Usage};
 
@@ -79,6 +79,8 @@ pub(crate) struct Device {
 #[derive(Debug)]
 struct CopyClaims {
     what: HeldBy,
+    /// The tenant that asked for the copy, if one did. The session may be over.
+    tenant: Option<TenantId>,
     bytes: u64,
 }
 

@@ -139,6 +139,11 @@ impl<H> Account<H> {
         Ok(number)
     }
 
+    /// Whether copies with such resources take half of all places.
+    pub(super) fn takes_half(&self, is_meant: impl Fn(&H) -> bool) -> bool {
+        self.copies.values().filter(|copy| is_meant(&copy.held)).count() >= self.limits.copies.div_ceil(2)
+    }
+
     /// Withdraws a copy that was not begun; returns its resources.
     pub(super) fn withdraw(&mut self, number: DeviceCopyNumber) -> Option<H> {
         self.callers.remove(&number);

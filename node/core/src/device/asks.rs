@@ -105,9 +105,17 @@ impl Core {
     ) -> Result<(), Refused> {
         let (session, layers) = (copy.session, copy.layers.len() as u32);
         let of_chunk = u64::from(layers) * layer_bytes;
-        let held =
-            CopyClaims { what, bytes: copy.pages.len() as u64 * of_chunk / u64::from(copy.pages_per_chunk) };
-        let begun = self.device.account.begin(self.millis().0, session, layers, reads, held);
+        let bytes = copy.pages.len() as u64 * of_chunk / u64::from(copy.pages_per_chunk);
+        let tenant = self.store.tenant(session).ok();
+        let held = CopyClaims { what, tenant, bytes };
+        // Half of the places is left to the other tenants.
+        let begun = if self.store.has_several_tenants()
+            && self.device.account.takes_half(|claims| claims.tenant == tenant)
+        {
+            Err(held)
+        } else {
+            self.device.account.begin(self.millis().0, session, layers, reads, held)
+        };
         match begun {
             Ok(number) => {
                 self.device.untaken.insert(number, request);

@@ -53,7 +53,7 @@ impl Core {
             self.count(Counted::ByDevice(DeviceCopyEnd::Failed, 0));
             return self.failed(held);
         }
-        let CopyClaims { what, bytes } = held;
+        let CopyClaims { what, bytes, .. } = held;
         match what {
             HeldBy::Load(load, wanted) => {
                 self.count(Counted::ByDevice(DeviceCopyEnd::Loaded, bytes));

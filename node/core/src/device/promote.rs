@@ -96,7 +96,7 @@ impl Core {
             return self.store.end_load(load);
         }
         let fills: Vec<SlotId> = slots.iter().map(|&(slot, _)| slot).collect();
-        let held = CopyClaims { what: HeldBy::Promotion(load, slots), bytes };
+        let held = CopyClaims { what: HeldBy::Promotion(load, slots), tenant: None, bytes };
         match self.device.account.begin_own(self.millis().0, fills.clone(), held) {
             Ok(number) => self.order_device_copy(number, DeviceWork::Promote(moves)),
             Err(held) => {

@@ -294,7 +294,8 @@ fn a_copy_too_many_is_refused_and_nothing_of_it_is_kept() {
         assert_eq!(w.by_device(), 0);
     }
     let mut numbers = Vec::new();
-    for _ in 0..DEVICE.orders {
+    // The others are the other tenant's.
+    for _ in 0..DEVICE.orders / 2 {
         let request = w.asks(w.session, load.clone());
         numbers.push(w.begun(request).0);
     }
@@ -304,6 +305,27 @@ fn a_copy_too_many_is_refused_and_nothing_of_it_is_kept() {
     }
     w.device_ended(numbers[0], Ok(()));
     let request = w.asks(w.session, save);
+    w.begun(request);
+}
+
+#[test]
+fn the_copies_of_a_tenant_leave_half_of_the_places_to_another() {
+    let mut w = World::with_device();
+    w.put("a");
+    let lease = w.lease_of("a").lease;
+    let load = Request::LoadPages(w.load_of(lease, 1));
+    for _ in 0..DEVICE.orders / 2 {
+        let request = w.asks(w.session, load.clone());
+        w.begun(request);
+    }
+    let request = w.asks(w.session, load);
+    w.busy(request);
+    w.session = w.core.open_session(TenantId(1), ProcessId(9), 1 << 20);
+    w.layered();
+    let tensors = w.know_tensors();
+    let reserved = w.reserve("x");
+    let save = SavePages { tensors, ..w.save_of(&reserved, 0..LAYERS) };
+    let request = w.asks(w.session, Request::SavePages(save));
     w.begun(request);
 }
 
