@@ -228,6 +228,16 @@ def pods_are_as_said():
     assert len(routers) == 2, "nodes and coordinator let them in"
 
 
+def identities_are_reached():
+    """Checks that nodes reach the cloud's credentials if the object store needs their account."""
+    store = {"object": {"url": "s3://chunks"}, "objectPort": 9000}
+    account = {"serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/larder"}}
+    for more, is_let in [({}, False), (account, True)]:
+        policies = json.dumps(Manifests(render_chart([{"node": store | more}])).of("NetworkPolicy"))
+        assert all((one in policies) == is_let for one in ["169.254.169.254/32", "169.254.170.23/32"]), policies
+        assert ('"port": 443,' in policies) == is_let, policies
+
+
 def values_are_checked():
     wrong = [
         {"nodes": {}},
@@ -326,6 +336,7 @@ def values_are_checked():
     one_value_is_enough()
     pods_are_as_said()
     nodes_reach_gpus()
+    identities_are_reached()
     # The store may be anywhere, so the nodes' egress is open at its port: only schemas are checked.
     store = {"url": "s3://chunks", "settings": {"region": "eu-central-1", "virtual_hosted_style_request": "true"}}
     documents = render_chart([{"node": {"object": store, "objectPort": 9000}}])
