@@ -28,9 +28,10 @@ pub(crate) fn exception(error: &SessionError) -> PyErr {
         SessionError::Refused(refusal) => {
             with_attributes::<RefusedError>(text, &[("code", refusal.code.name())], &[])
         }
-        SessionError::Chain(_) | SessionError::OtherSession { .. } => {
-            pyo3::exceptions::PyValueError::new_err(text)
-        }
+        SessionError::Chain(_)
+        | SessionError::OtherSession { .. }
+        | SessionError::NotShared
+        | SessionError::TooManyDescriptors { .. } => pyo3::exceptions::PyValueError::new_err(text),
         SessionError::WindowTooSmall { .. } => WindowError::new_err(text),
         SessionError::Damaged(error) => damaged(error),
         SessionError::Timeout => RequestTimeout::new_err(text),

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use larder_device::{EngineMemory, HostMemory, PagedLayout};
 use larder_protocol::lane::{AskCopy, CopyProgress, RegisterTensors};
+use larder_protocol::limits::MAX_FRAME_DESCRIPTORS;
 use larder_protocol::session::{Request, Response};
 
 pub use messages::layout_message;
@@ -162,7 +163,8 @@ impl Session {
     ///
     /// # Errors
     /// `Refused` if the node has no GPU for this, this kind of memory cannot be shared, or the layout is not that of the
-    /// namespace; `NotShared` for memory that no other process can map; the general errors of [`SessionError`].
+    /// namespace; `NotShared` for memory that no other process can map; `TooManyDescriptors`; the general errors of
+    /// [`SessionError`].
     ///
     /// # Panics
     /// Panics if the namespace has no such block.
@@ -178,6 +180,10 @@ impl Session {
         let Some((memory, descriptors)) = messages::shared(memory) else {
             return self.call(Step::Done(Err(SessionError::NotShared)));
         };
+        if descriptors.len() > MAX_FRAME_DESCRIPTORS {
+            let found = descriptors.len();
+            return self.call(Step::Done(Err(SessionError::TooManyDescriptors { found })));
+        }
         let request = Request::RegisterTensors(RegisterTensors {
             namespace: namespace.number(),
             block: block as u16,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use larder_protocol::frame::FrameError;
 use larder_protocol::frame::MalformedMessage;
-use larder_protocol::limits::SESSION_VERSION;
+use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, SESSION_VERSION};
 use larder_protocol::session::{Refusal, Scarce};
 use larder_protocol::{ChainError, ChunkHash};
 
@@ -65,6 +65,12 @@ pub enum SessionError {
     /// GPU memory that is given by its address cannot be shared with the node: give its IPC handle or descriptor.
     #[error("memory that is known by its address cannot be shared: give its IPC handle or descriptor")]
     NotShared,
+    /// The request has more memory by descriptor than one message carries. Nothing was sent.
+    #[error("{found} pieces of memory by descriptor are too many: a request carries {MAX_FRAME_DESCRIPTORS}")]
+    TooManyDescriptors {
+        /// The pieces.
+        found: usize,
+    },
     /// The node broke the protocol. The session is over.
     #[error("the node does not speak this client's protocol: {0}")]
     Protocol(#[from] ProtocolError),

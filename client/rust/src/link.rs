@@ -156,6 +156,8 @@ impl Link {
             return Err(SessionError::Closed { reason: state.last_words.clone() });
         }
         let number = state.next_number;
+        // Messages of a request that turns out to be too long name no other request.
+        state.next_number += 1;
         if let Some(context) = origin.trace {
             state.writer.push_request(number, &Request::Trace(context)).map_err(ProtocolError::from)?;
         }
@@ -166,7 +168,6 @@ impl Link {
                 .map_err(ProtocolError::from)?;
         }
         state.writer.push_request_with(number, &request, descriptors).map_err(ProtocolError::from)?;
-        state.next_number += 1;
         state.pending.insert(number, Pending { deliver, _permit: permit });
         self.flush(&mut state);
         Ok(answer)

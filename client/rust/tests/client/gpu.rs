@@ -4,16 +4,18 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use larder_client::engine_lane::{CopyFlags, EngineTensors, LoadPages};
-use larder_client::{EngineLane, LeaseGuard, Session};
+use larder_client::{EngineLane, LeaseGuard, Session, SessionError};
 use larder_device::host::{HostControl, HostDevice};
 use larder_device::layout::{LayoutSpec, Plane};
 use larder_device::{Device, EngineMemory, HostMemory, PagedLayout};
 use larder_protocol::session::{Extent, Leased, Place, Registered, Response};
 use larder_protocol::{Chain, ChunkHash, NamespaceSpec};
-use rustix::fs::fstat;
+use rustix::fs::{MemfdFlags, fstat, memfd_create};
 
 use crate::closing::is_mapped;
-use crate::fake_node::{FINGERPRINT, FakeNode, chain, node, options, pattern, sealed, spec};
+use crate::fake_node::{
+    BLOCK_BYTES, FINGERPRINT, FakeNode, SLICES, chain, node, options, pattern, sealed, spec,
+};
 
 /// A block is one page of one layer.
 const PAGE_BYTES: u64 = 256;
@@ -47,12 +49,7 @@ fn one_block() -> NamespaceSpec {
     spec
 }
 
-fn gpu() -> (EngineLane, EngineTensors) {
-    let control = HostControl::default();
-    let memory = HostMemory::allocate(4_096).unwrap();
-    control.share(memory);
-    let open = move || Ok(Box::new(HostDevice::new(1, control)) as Box<dyn Device>);
-    let lane = EngineLane::start(4, open).unwrap();
+fn layout() -> PagedLayout {
     let layout = LayoutSpec {
         planes: vec![Plane { region: 0, offset: 0, page_stride: PAGE_BYTES }],
         planes_per_layer: 1,
@@ -61,8 +58,16 @@ fn gpu() -> (EngineLane, EngineTensors) {
         dims: Vec::new(),
         run_bytes: PAGE_BYTES,
     };
-    let layout = PagedLayout::new(layout, &[4_096]).unwrap();
-    let tensors = lane.register(layout, vec![EngineMemory::Own { address: 0, bytes: 4_096 }]).unwrap();
+    PagedLayout::new(layout, &[4_096]).unwrap()
+}
+
+fn gpu() -> (EngineLane, EngineTensors) {
+    let control = HostControl::default();
+    let memory = HostMemory::allocate(4_096).unwrap();
+    control.share(memory);
+    let open = move || Ok(Box::new(HostDevice::new(1, control)) as Box<dyn Device>);
+    let lane = EngineLane::start(4, open).unwrap();
+    let tensors = lane.register(layout(), vec![EngineMemory::Own { address: 0, bytes: 4_096 }]).unwrap();
     (lane, tensors)
 }
 
@@ -70,6 +75,22 @@ fn load(lane: &EngineLane, tensors: &EngineTensors, lease: &Arc<LeaseGuard>) {
     let load = LoadPages { block: 0, pages: vec![2], first_page: 0, layers: 0..1, by_layer: false };
     let copy = lane.load(tensors, lease, &load, CopyFlags::default()).unwrap();
     assert_eq!(copy.wait(LONG), Some(Ok(())));
+}
+
+#[test]
+fn memory_by_too_many_descriptors_is_refused_and_the_session_goes_on() {
+    let (socket, node) = node(|mut node| {
+        node.open(0);
+        node.answer_next(&Response::Unpinned, Vec::new());
+    });
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let descriptor = || memfd_create("gpu", MemfdFlags::CLOEXEC).unwrap();
+    let memory = (0..129).map(|_| EngineMemory::Descriptor { descriptor: descriptor(), bytes: 4_096 });
+    let refused = session.register_tensors(&namespace, 0, &layout(), memory.collect()).wait();
+    assert!(matches!(refused, Err(SessionError::TooManyDescriptors { found: 129 })), "{refused:?}");
+    session.unpin(1).wait().unwrap();
+    node.join().unwrap();
 }
 
 #[test]
