@@ -295,8 +295,8 @@ impl Session {
 fn news(copy: &Arc<Copying>, layers: u32, wait: Duration) -> RoundTrip<CopyProgress> {
     let request = Request::AskCopy(AskCopy { copy: copy.number, layers, wait_ms: millis(wait) });
     // A request whose answer nobody receives must not keep the session open.
-    let copy = Arc::downgrade(copy);
-    RoundTrip::new(request, move |_, response, _| {
+    let (copy, known) = (Arc::downgrade(copy), Arc::downgrade(copy));
+    let mut round_trip = RoundTrip::new(request, move |_, response, _| {
         let Response::CopyProgress(progress) = response else {
             return Err(SessionError::wrong_answer("a copy has progress"));
         };
@@ -304,5 +304,16 @@ fn news(copy: &Arc<Copying>, layers: u32, wait: Duration) -> RoundTrip<CopyProgr
             *lock(&copy.progress) = progress;
         }
         Ok(progress)
-    })
+    });
+    // The node says the end once. It refuses a question that came behind the answer to another waiter.
+    let deliver = round_trip.deliver;
+    round_trip.deliver = Box::new(move |link, response, descriptors| {
+        let told = known.upgrade().map(|copy| *lock(&copy.progress)).filter(|told| told.end.is_some());
+        let response = match (response, told) {
+            (Response::Refused(_), Some(told)) => Response::CopyProgress(told),
+            (response, _) => response,
+        };
+        deliver(link, response, descriptors)
+    });
+    round_trip
 }

@@ -4,11 +4,12 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use larder_client::engine_lane::{CopyFlags, EngineTensors, LoadPages};
-use larder_client::{EngineLane, LeaseGuard, Session, SessionError};
+use larder_client::{EngineLane, LeaseGuard, Session, SessionError, SessionOptions, Verify};
 use larder_device::host::{HostControl, HostDevice};
 use larder_device::layout::{LayoutSpec, Plane};
 use larder_device::{Device, EngineMemory, HostMemory, PagedLayout};
-use larder_protocol::session::{Extent, Leased, Place, Registered, Response};
+use larder_protocol::lane::{CopyEnd, CopyProgress, TensorsRegistered};
+use larder_protocol::session::{Extent, Leased, Place, Refusal, RefusalCode, Registered, Response};
 use larder_protocol::{Chain, ChunkHash, NamespaceSpec};
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
 
@@ -75,6 +76,33 @@ fn load(lane: &EngineLane, tensors: &EngineTensors, lease: &Arc<LeaseGuard>) {
     let load = LoadPages { block: 0, pages: vec![2], first_page: 0, layers: 0..1, by_layer: false };
     let copy = lane.load(tensors, lease, &load, CopyFlags::default()).unwrap();
     assert_eq!(copy.wait(LONG), Some(Ok(())));
+}
+
+#[test]
+fn whoever_asks_behind_another_waiter_hears_of_a_copys_end_too() {
+    let (socket, node) = node(move |mut node| {
+        grant(&mut node);
+        let known = TensorsRegistered { tensors: 1, word_bytes: 4_096 };
+        node.answer_next(&Response::TensorsRegistered(known), vec![sealed(&[0; 4_096])]);
+        node.answer_next(&Response::Copying(5), Vec::new());
+        let done = CopyProgress { layers: 1, end: Some(CopyEnd::Done) };
+        node.answer_next(&Response::CopyProgress(done), Vec::new());
+        let unknown = Refusal { code: RefusalCode::Unknown, message: "there is no copy 5".into() };
+        node.answer_next(&Response::Refused(unknown), Vec::new());
+    });
+    let session = Session::open(socket, SessionOptions { verify: Verify::Off, ..options() }).wait().unwrap();
+    let namespace = session.register(&one_block(), &[0], &[PAGE_BYTES]).wait().unwrap();
+    let asked: Chain = Chain { hashes: vec![ChunkHash([0; 32])], ..chain(1) };
+    let lease = session.lease(&namespace, &asked).wait().unwrap();
+    let memory = EngineMemory::Ipc { handle: [0; 64], offset: 0, bytes: 4_096 };
+    let tensors = session.register_tensors(&namespace, 0, &layout(), vec![memory]).wait().unwrap();
+    let load = LoadPages { block: 0, pages: vec![2], first_page: 0, layers: 0..1, by_layer: false };
+    let copy = session.load_pages(&tensors, &lease, &load, CopyFlags::default()).wait().unwrap();
+    // A waiter has not seen the end when it makes its call.
+    let [first, second] = [(); 2].map(|()| session.wait_for_copy(&copy, 1, LONG));
+    assert_eq!(first.wait().unwrap().end, Some(CopyEnd::Done));
+    assert_eq!(second.wait().unwrap().end, Some(CopyEnd::Done));
+    node.join().unwrap();
 }
 
 #[test]

@@ -64,7 +64,7 @@ struct Caller {
     of: u32,
     layers: u32,
     end: Option<CopyEnd>,
-    asks: Option<Asks>,
+    asks: Vec<Asks>,
 }
 
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl<H> Account<H> {
             return Err(held);
         }
         let number = self.start(now_ms, Some(session), (Vec::new(), reads), held)?;
-        self.callers.insert(number, Caller { session, of: layers, layers: 0, end: None, asks: None });
+        self.callers.insert(number, Caller { session, of: layers, layers: 0, end: None, asks: Vec::new() });
         Ok(number)
     }
 
@@ -156,9 +156,7 @@ impl<H> Account<H> {
             return;
         };
         caller.layers = done;
-        if caller.asks.as_ref().is_some_and(|asks| done >= asks.layers) {
-            self.answer(number);
-        }
+        self.answer(number, |asks| done >= asks.layers);
     }
 
     /// Takes the end of a copy from the device. Finish a successful copy by [`Account::finish`]; the caller of any other copy has
@@ -203,8 +201,8 @@ impl<H> Account<H> {
         self.copies.values_mut().map(|copy| &mut copy.held)
     }
 
-    /// Takes a session's question about the progress of a copy; [`Account::take_news`] gives the answer. At a second question,
-    /// the first is answered at once. `false` if the session has no such copy, or was told the copy's end.
+    /// Takes a session's question about the progress of a copy; [`Account::take_news`] gives the answer. Several questions may wait:
+    /// the bound of a session's requests is theirs too. `false` if the session has no such copy, or was told the copy's end.
     pub(super) fn ask(
         &mut self,
         now_ms: u64,
@@ -215,21 +213,20 @@ impl<H> Account<H> {
         if self.callers.get(&number).is_none_or(|caller| caller.session != request.session) {
             return false;
         }
-        self.answer(number);
         let Some(caller) = self.callers.get_mut(&number) else { return false };
-        caller.asks = Some(Asks { request, layers, until_ms: now_ms.saturating_add(wait_ms) });
+        caller.asks.push(Asks { request, layers, until_ms: now_ms.saturating_add(wait_ms) });
         if caller.end.is_some() || caller.layers >= layers || wait_ms == 0 {
-            self.answer(number);
+            self.answer(number, |asks| asks.request == request);
         }
         true
     }
 
     /// Answers the requests whose wait is over.
     pub(super) fn answer_late(&mut self, now_ms: u64) {
-        let is_late = |caller: &Caller| caller.asks.as_ref().is_some_and(|asks| asks.until_ms <= now_ms);
-        let late = self.callers.iter().filter(|(_, caller)| is_late(caller)).map(|(&number, _)| number);
-        let late: Vec<DeviceCopyNumber> = late.collect();
-        late.into_iter().for_each(|number| self.answer(number));
+        let is_late = |asks: &Asks| asks.until_ms <= now_ms;
+        let late = self.callers.iter().filter(|(_, caller)| caller.asks.iter().any(is_late));
+        let late: Vec<DeviceCopyNumber> = late.map(|(&number, _)| number).collect();
+        late.into_iter().for_each(|number| self.answer(number, is_late));
     }
 
     /// Answers that are due since the last call.
@@ -237,12 +234,12 @@ impl<H> Account<H> {
         std::mem::take(&mut self.news)
     }
 
-    /// Notes that a session no longer wants news of a copy, and answers its waiting request. Returns whether the session had such
-    /// a copy.
+    /// Notes that a session no longer wants news of a copy, and answers its waiting requests. Returns whether the session had
+    /// such a copy.
     pub(super) fn forget(&mut self, session: SessionId, number: DeviceCopyNumber) -> bool {
         let is_its = self.callers.get(&number).is_some_and(|caller| caller.session == session);
         if is_its {
-            self.answer(number);
+            self.answer(number, |_| true);
             self.callers.remove(&number);
         }
         is_its
@@ -298,16 +295,17 @@ impl<H> Account<H> {
         if end == CopyEnd::Done {
             caller.layers = caller.of;
         }
-        self.answer(number);
+        self.answer(number, |_| true);
     }
 
-    /// Answers the requests that wait for news of a copy.
-    fn answer(&mut self, number: DeviceCopyNumber) {
+    /// Answers requests that wait for news of a copy.
+    fn answer(&mut self, number: DeviceCopyNumber, is_due: impl Fn(&Asks) -> bool) {
         let Some(caller) = self.callers.get_mut(&number) else { return };
-        let Some(Asks { request, .. }) = caller.asks.take() else { return };
-        let Caller { layers, end, .. } = *caller;
-        self.news.push((request, CopyProgress { layers, end }));
-        if end.is_some() {
+        let progress = CopyProgress { layers: caller.layers, end: caller.end };
+        let due = caller.asks.extract_if(.., |asks| is_due(asks));
+        let before = self.news.len();
+        self.news.extend(due.map(|Asks { request, .. }| (request, progress)));
+        if progress.end.is_some() && self.news.len() > before {
             self.callers.remove(&number);
         }
     }

@@ -228,8 +228,8 @@ fn a_load_is_told_layer_by_layer_to_who_waits_and_once_that_it_is_done() {
     w.is_told(late, 2, None);
     let first = w.ask_copy(number, ALL, 50);
     let second = w.ask_copy(number, ALL, 50);
-    w.is_told(first, 2, None);
     w.device_ended(number, Ok(()));
+    w.is_told(first, LAYERS, Some(CopyEnd::Done));
     w.is_told(second, LAYERS, Some(CopyEnd::Done));
     w.is_unknown(number);
     assert_eq!(w.by_device(), 0);

@@ -46,7 +46,7 @@ fn an_asker_hears_when_as_many_layers_are_done_as_it_wants_and_once_of_the_end()
 }
 
 #[test]
-fn an_asker_waits_no_longer_than_it_wants_and_gives_way_to_the_next() {
+fn an_asker_waits_no_longer_than_it_wants_and_beside_others() {
     let mut account = account();
     let copy = account.begin(0, ENGINE, 4, vec![], 7).unwrap();
     assert!(account.ask(5, ask(copy, 2, 10), by(ENGINE, 100)));
@@ -55,8 +55,14 @@ fn an_asker_waits_no_longer_than_it_wants_and_gives_way_to_the_next() {
     account.answer_late(15);
     assert_eq!(account.take_news(), [(by(ENGINE, 100), told(0, None))]);
     assert!(account.ask(15, ask(copy, 2, 10), by(ENGINE, 101)));
-    assert!(account.ask(15, ask(copy, 2, 10), by(ENGINE, 102)));
-    assert_eq!(account.take_news(), [(by(ENGINE, 101), told(0, None))]);
+    assert!(account.ask(15, ask(copy, 3, 10), by(ENGINE, 102)));
+    assert_eq!(account.take_news(), []);
+    account.layers(copy, 2);
+    assert_eq!(account.take_news(), [(by(ENGINE, 101), told(2, None))]);
+    assert!(account.ask(20, ask(copy, 4, 10), by(ENGINE, 103)));
+    account.finish(copy, CopyEnd::Done);
+    let end = told(4, Some(CopyEnd::Done));
+    assert_eq!(account.take_news(), [(by(ENGINE, 102), end), (by(ENGINE, 103), end)], "both hear of the end");
     assert!(!account.ask(15, ask(copy, 2, 0), by(OTHER, 103)), "it is another session's");
 }
 
