@@ -3,12 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder_protocol::limits::{EARLIEST_SESSION_VERSION, SESSION_VERSION};
 use larder_protocol::session::{Hello, Refusal, RefusalCode, Request, Response, Welcome, decode_response};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use tokio::io::Interest;
 use tokio::time::Instant;
 
@@ -72,7 +74,10 @@ impl Opening {
         let deadline = Instant::now() + bounded(options.timeout);
         let socket = match to {
             NodeSocket::At(path) => {
-                UnixStream::connect(&path).map_err(|source| SessionError::Connect { path, source })?
+                connect(&path, options.timeout).map_err(|source| match source.kind() {
+                    io::ErrorKind::WouldBlock => SessionError::Timeout,
+                    _ => SessionError::Connect { path, source },
+                })?
             }
             NodeSocket::On(socket) => socket,
         };
@@ -199,10 +204,19 @@ fn window(welcome: &Welcome, descriptors: &[OwnedFd]) -> Result<Option<Window>, 
     Ok(mapping.map(Window::new))
 }
 
+/// Connects to a node on this thread. While the node accepts nobody, it blocks for the timeout at most: then the error is
+/// `WouldBlock`.
+fn connect(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(timeout.max(SHORTEST_TIMEOUT)))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
 /// Sets the time for which a receiving thread blocks. Tasks receive without blocking.
 fn block_within(socket: &UnixStream, timeout: Duration) -> Result<(), SessionError> {
     socket.set_nonblocking(false).map_err(SessionError::Socket)?;
-    socket.set_read_timeout(Some(timeout.max(Duration::from_millis(1)))).map_err(SessionError::Socket)
+    socket.set_read_timeout(Some(timeout.max(SHORTEST_TIMEOUT))).map_err(SessionError::Socket)
 }
 
 /// Whether the node refuses the requested version.
@@ -217,3 +231,6 @@ fn opening(error: io::Error) -> SessionError {
         _ => SessionError::Socket(error),
     }
 }
+
+/// A socket's timeout of 0 would be none.
+const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);

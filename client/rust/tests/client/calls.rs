@@ -1,5 +1,6 @@
 //! Calls as values: when they are sent, and who receives their answers.
 
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -10,6 +11,17 @@ use larder_protocol::session::{Request, Response, Wait};
 use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, node, options, prefetching, spec};
 
 const TIMEOUT: Duration = Duration::from_millis(400);
+
+#[test]
+fn a_connect_to_a_node_that_accepts_nobody_ends_at_the_timeout() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("node.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let _waits = UnixStream::connect(&path).unwrap();
+    let options = SessionOptions { timeout: TIMEOUT, ..options() };
+    assert!(matches!(Session::connect(&path, options).wait(), Err(SessionError::Timeout)));
+}
 
 #[tokio::test]
 async fn a_call_that_is_neither_awaited_nor_waited_for_asks_for_nothing() {
