@@ -74,8 +74,7 @@ pub struct HttpConfig {
     /// Address and port; port 0 takes a free one.
     #[serde(deserialize_with = "address")]
     pub listen: SocketAddr,
-    /// The file with the token for reading the console from other hosts, and nothing else in it. Without it, only this host reads
-    /// the console.
+    /// The file with the token for reading the console, and nothing else in it. Without it, only this host reads the console.
     pub console_token_file: Option<PathBuf>,
     /// The file with the token that lets the console change policies, drain and forget nodes, pin and purge. Without it, the
     /// console changes nothing.

@@ -1,7 +1,7 @@
 //! The console: its page, and the page's requests.
 //!
-//! The page's files are built from `coordinator/console` by npm, and are a part of this program. Reading needs no token over
-//! loopback; from elsewhere it needs the token of `[http] console_token_file`. Changes need the admin's token. Pages of other
+//! The page's files are built from `coordinator/console` by npm, and are a part of this program. Reading needs the token of
+//! `[http] console_token_file`; without such a file, everybody reads over loopback, and nobody from elsewhere. Changes need the admin's token. Pages of other
 //! origins get no answer. Neither do requests by a name that leads to loopback: a page elsewhere could have a browser send them.
 
 use std::net::IpAddr;
@@ -33,7 +33,7 @@ pub(crate) struct Token(Option<PathBuf>);
 
 /// The tokens of the console's users.
 pub(crate) struct Tokens {
-    /// For reading from elsewhere.
+    /// For reading. If there is none, everybody reads over loopback.
     pub(crate) read: Token,
     /// For reading, and for changes.
     pub(crate) admin: Token,
@@ -405,7 +405,8 @@ fn may_read(headers: &HeaderMap, is_near: bool, tokens: &Tokens) -> Result<(), R
     if tokens.read.is(given) || tokens.admin.is(given) {
         return Ok(());
     }
-    if !is_near {
+    // A proxy of the pod, such as a service mesh's, makes everybody near: a token, if there is one, is needed from everywhere.
+    if !is_near || tokens.read.0.is_some() {
         return Err(Refused::Token);
     }
     if is_plain(text(headers, HOST).unwrap_or_default()) { Ok(()) } else { Err(Refused::Host) }
@@ -477,13 +478,19 @@ mod tests {
 
     use super::*;
 
+    /// Reads over loopback if there is no token (`is_near`), or from elsewhere if there is one.
     fn read(headers: &[(&'static str, &str)], is_near: bool) -> Result<(), Refused> {
-        let mut map = HeaderMap::new();
-        for (name, value) in headers {
-            map.insert(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
-        }
         let folder = tempfile::tempdir().unwrap();
-        may_read(&map, is_near, &tokens(folder.path()))
+        let tokens = tokens(folder.path());
+        let tokens = if is_near { Tokens { read: Token::new(None), ..tokens } } else { tokens };
+        may_read(&map(headers), is_near, &tokens)
+    }
+
+    fn map(headers: &[(&'static str, &str)]) -> HeaderMap {
+        let pair = |(name, value): &(&'static str, &str)| {
+            (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
+        };
+        headers.iter().map(pair).collect()
     }
 
     fn tokens(folder: &std::path::Path) -> Tokens {
@@ -520,12 +527,8 @@ mod tests {
     #[test]
     fn a_change_needs_the_admins_token_even_on_loopback() {
         let change = |headers: &[(&'static str, &str)]| {
-            let mut map = HeaderMap::new();
-            for (name, value) in headers {
-                map.insert(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
-            }
             let folder = tempfile::tempdir().unwrap();
-            may_change(&map, &tokens(folder.path()))
+            may_change(&map(headers), &tokens(folder.path()))
         };
         let host = ("host", "127.0.0.1:7600");
         assert_eq!(change(&[host]), Err(Refused::Admin));
@@ -566,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_reads_without_a_token_and_others_need_it() {
+    fn loopback_reads_if_there_is_no_token_and_others_need_it() {
         for host in ["127.0.0.1:7600", "[::1]:7600", "localhost:7600", "10.0.0.1"] {
             assert_eq!(read(&[("host", host)], true), Ok(()), "{host}");
             assert_eq!(read(&[("host", host)], false), Err(Refused::Token));
@@ -576,6 +579,15 @@ mod tests {
                 Err(Refused::Token)
             );
         }
+    }
+
+    #[test]
+    fn loopback_needs_the_token_too_if_there_is_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let tokens = tokens(folder.path());
+        let host = ("host", "127.0.0.1:7600");
+        assert_eq!(may_read(&map(&[host]), true, &tokens), Err(Refused::Token), "a proxy may have sent it");
+        assert_eq!(may_read(&map(&[host, ("authorization", "Bearer secret")]), true, &tokens), Ok(()));
     }
 
     #[test]

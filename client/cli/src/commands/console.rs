@@ -13,7 +13,7 @@ use crate::output;
 /// Print the address of a cluster's console, or open it
 ///
 /// The coordinator serves the console: a page that shows the nodes, why prompts were misses, which nodes hold a prompt, tenants,
-/// sessions and pins. On the coordinator's own host everybody may read the console, by loopback. From elsewhere make a tunnel:
+/// sessions and pins. Without a token, everybody on the coordinator's own host may read it. From elsewhere make a tunnel:
 /// after `ssh -L 7600:127.0.0.1:7600 COORDINATOR` the console is at http://127.0.0.1:7600/. Or use a token: `console_token_file`
 /// in [http] of the coordinator's configuration names the token's file; open `ADDRESS/#token=TOKEN` once in each tab. With the
 /// token of `console_admin_token_file` the console also changes policies, drains nodes, pins and purges.
