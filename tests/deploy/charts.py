@@ -228,6 +228,16 @@ def pods_are_as_said():
     assert len(routers) == 2, "nodes and coordinator let them in"
 
 
+def windows_have_memory():
+    """Checks that the memory limit has room for the write windows that tenants are given, as the overlays' has."""
+    for windows in [["1GiB"], ["64MiB", "64MiB"], ["2 GiB", 3 << 30, "200MB"], []]:
+        tenants = [{"name": f"t{i}", "max_window_bytes": one} for i, one in enumerate(windows)] or [{"name": "default"}]
+        manifests = Manifests(render_chart([{"size": "4Gi", "node": {"tenants": tenants}}]))
+        (container,) = manifests.workload("node")["spec"]["template"]["spec"]["containers"]
+        expected = resources.resources(manifests.config("node"), 1)["limits"]["memory"]
+        assert container["resources"]["limits"]["memory"] == expected, (windows, container["resources"], expected)
+
+
 def identities_are_reached():
     """Checks that nodes reach the cloud's credentials if the object store needs their account."""
     store = {"object": {"url": "s3://chunks"}, "objectPort": 9000}
@@ -313,6 +323,7 @@ def values_are_checked():
         "max_bytes"
     ] == "1GiB"
     assert node["tenants"][1]["max_window_bytes"] == "64MiB", node
+    windows_have_memory()
     assert node["disk"] == {"folder": "/var/lib/larder/disk", "capacity_bytes": "2TiB", "write_after_uses": 3}, node
     assert "/mnt/nvme" in [
         volume["hostPath"]["path"]

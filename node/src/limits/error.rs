@@ -103,13 +103,13 @@ pub enum ConfigError {
     },
     /// Write windows do not fit into the machine beside the arena.
     #[error(
-        "[[tenants]] max_window_bytes together are {}, but the arena leaves {}: lower them, or [host] arena_bytes",
+        "[[tenants]] max_window_bytes together are {}, but the arena and the node itself leave {}: lower them, or [host] arena_bytes",
         exact(*window_bytes), exact(*left_bytes)
     )]
     WindowsTooLarge {
         /// Bytes of all tenants' windows.
         window_bytes: u64,
-        /// Bytes that the arena leaves.
+        /// Bytes that the arena and the node itself leave.
         left_bytes: u64,
     },
     /// The arena has room for fewer than two extents for each actor.

@@ -147,8 +147,9 @@ impl Config {
             |bytes: u64| bytes.min(host.memory_bytes).max(PAGE_BYTES).next_multiple_of(PAGE_BYTES);
         let configured = self.tenants.iter().filter_map(|tenant| tenant.max_window_bytes);
         let window_bytes = configured.fold(0_u64, |sum, bytes| sum.saturating_add(bytes.0));
-        if window_bytes > left {
-            return Err(ConfigError::WindowsTooLarge { window_bytes, left_bytes: left });
+        let left_bytes = left.saturating_sub(OWN_BYTES + self.host.arena_bytes.0 / INDEX_SHARE);
+        if window_bytes > left_bytes {
+            return Err(ConfigError::WindowsTooLarge { window_bytes, left_bytes });
         }
         let limits = |tenant: &TenantConfig| TenantLimits {
             name: tenant.name.clone(),
@@ -543,6 +544,9 @@ const WINDOWS_SHARE: u64 = 2;
 /// Memory that a node takes besides the arena and the windows while it has few chunks. With a cluster, a disk and three engines it
 /// took 47 MiB.
 const OWN_BYTES: u64 = 64 << 20;
+
+/// The index of blocks and the directory's rows, as a part of the arena, as a divisor. `deploy/kubernetes/resources` has it too.
+const INDEX_SHARE: u64 = 64;
 
 /// All windows together, by default, where the arena leaves little.
 const LEAST_WINDOWS_BYTES: u64 = 32 << 20;

@@ -48,9 +48,23 @@ true
 {{- end -}}
 {{- end -}}
 
+{{- /* The bytes of a size as the configuration has it, from the next whole number of its unit. */ -}}
+{{- define "larder.bytes" -}}
+{{- $text := kindIs "float64" . | ternary (int64 . | toString) (toString .) | upper | nospace -}}
+{{- $unit := get (dict "" 1 "B" 1 "KB" 1000 "MB" 1000000 "GB" 1000000000 "TB" 1000000000000 "KIB" 1024 "MIB" 1048576 "GIB" 1073741824 "TIB" 1099511627776) (regexFind "[A-Z]*$" $text) -}}
+{{ mul (add (regexFind "^[0-9]+" $text | int64) (contains "." $text | ternary 1 0)) $unit }}
+{{- end -}}
+
 {{- /* The memory that a node needs besides its arena, in MiB: deploy/kubernetes/resources explains it. */ -}}
 {{- define "larder.besidesMiB" -}}
-{{ mul 2 (add 512 (div (add (int (include "larder.arenaMiB" .)) 63) 64)) }}
+{{- $own := add 512 (div (add (int (include "larder.arenaMiB" .)) 63) 64) -}}
+{{- $windows := 0 -}}
+{{- range .Values.node.tenants -}}
+{{- with .max_window_bytes -}}
+{{- $windows = add $windows (include "larder.bytes" . | int64) -}}
+{{- end -}}
+{{- end -}}
+{{ add $own (max $own (div (add $windows 1048575) 1048576)) }}
 {{- end -}}
 
 {{- define "larder.tracingToml" -}}
