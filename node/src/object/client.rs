@@ -72,6 +72,8 @@ pub(super) struct Client {
     writing: RefCell<HashMap<ObjectKey, Rc<Mutex<()>>>>,
     /// Wrong objects, to be deleted once their readers are answered.
     wrong: RefCell<Vec<ObjectKey>>,
+    /// The last minute in which wrong objects were found, and their number.
+    found_wrong: Cell<(u64, u32)>,
 }
 
 /// Why a request did not succeed.
@@ -124,6 +126,7 @@ impl Client {
             can_create: Cell::new(true),
             writing: RefCell::default(),
             wrong: RefCell::default(),
+            found_wrong: Cell::default(),
         }
     }
 
@@ -288,7 +291,9 @@ impl Client {
                     self.metrics.damaged.inc();
                     tracing::error!(chunk = %key.chunk.hash, ?damage, "wrong bytes in the object store");
                     self.learn(key, Fact::Damaged);
-                    self.wrong.borrow_mut().push(key);
+                    if self.may_delete() {
+                        self.wrong.borrow_mut().push(key);
+                    }
                     return ReadAnswer::Damaged;
                 }
             }
@@ -368,6 +373,16 @@ impl Client {
             self.learn(key, Fact::Absent);
         }
         removed.unwrap_or(false)
+    }
+
+    /// Whether one more wrong object may be deleted. If many objects seem wrong, this node's memory may be what is wrong, and other
+    /// nodes can read the objects.
+    fn may_delete(&self) -> bool {
+        let minute = self.now().as_secs() / 60;
+        let (of, found) = self.found_wrong.get();
+        let found = if of == minute { found + 1 } else { 1 };
+        self.found_wrong.set((minute, found));
+        found <= MOST_DELETIONS_A_MINUTE
     }
 
     fn note_unread(&self, key: ObjectKey) {
@@ -456,6 +471,9 @@ async fn read_file(
 
 /// The unit in which bytes under way are counted.
 const UNIT_BYTES: u64 = 64 << 10;
+
+/// Wrong objects that a node deletes in a minute.
+const MOST_DELETIONS_A_MINUTE: u32 = 16;
 
 /// Unread objects that are remembered: more than are read at a time, since reads under way fail after the side is closed.
 const MOST_UNREAD: usize = 1_000;

@@ -35,6 +35,22 @@ async fn a_damaged_object_is_a_miss_is_counted_deleted_and_can_be_written_again(
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_node_to_which_all_objects_seem_damaged_deletes_few_of_them() {
+    let mut rig = Rig::new();
+    for chunk in 0..20 {
+        assert_eq!(rig.write(chunk).await, WriteAnswer::Durable);
+        rig.store.change(single(chunk), |bytes| bytes[4_096] ^= 1).await;
+        assert_eq!(rig.read(chunk).await, ReadAnswer::Damaged);
+    }
+    let mut left = 0;
+    for chunk in 0..20 {
+        left += u32::from(rig.store.has(single(chunk)).await);
+    }
+    assert_eq!(left, 4);
+    assert_eq!(rig.metrics.damaged.get(), 20);
+}
+
 #[tokio::test]
 async fn the_rest_of_an_object_that_is_too_long_is_not_read() {
     let mut rig = Rig::new();
