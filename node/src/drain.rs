@@ -350,8 +350,8 @@ impl Drains {
         others.peek().is_some() && others.all(|member| member.state == MemberState::Draining)
     }
 
-    /// The other nodes. Of the actors that may take chunks, those of nodes with lower numbers come first, the nearest of them at the front: in
-    /// a rolling restart they have just started again.
+    /// The other nodes. Of the actors that may take chunks, those of nodes with lower numbers come first, the nearest of them at
+    /// the front: in a rolling restart they have just started again.
     fn others(&self) -> OtherNodes {
         let Known { table, own, .. } = self.0.known.borrow().clone();
         let takes = |member: &&larder_protocol::table::Member| {

@@ -157,7 +157,8 @@ pub struct ActorStatus {
     pub forwarded_chunks: u64,
     /// The contents of the disk tier; `None` if there is no disk tier, or it is closed.
     pub disk: Option<DiskStatus>,
-    /// Why the disk tier is closed or silent, or does not keep all chunks, or the damage that it found within the last hour, and the remedy; `None` if all is well or there is no disk tier.
+    /// Why the disk tier is closed or silent, or does not keep all chunks, or the damage that it found within the last hour, and
+    /// the remedy; `None` if all is well or there is no disk tier.
     pub disk_trouble: Option<String>,
     /// Each tenant's recent hit rates, real and for an infinite cache.
     pub tenants: Vec<TenantRates>,

@@ -1,13 +1,14 @@
 //! Drains: a node that leaves moves its warm chunks to others first.
 //!
-//! Chunks move in the order of their worth here, the last to be evicted first. A chunk stays if another node holds it too, as long
-//! as that node does not leave; if the object store has it; or if it is on the disk of a node that comes back. The others are
-//! offered in batches: the actor asks the directory who else has them, then asks the taker with the most room to keep the rest, and
-//! waits for its answer. The taker fetches them like any other chunk ([`take`]), so the usual path checks names, checksums and bounds. A taker that does not
-//! answer, or refuses all, is not asked again while another taker takes something; a taker that refuses a namespace is not asked
-//! for this namespace. If no taker does, takers that refuse are asked a few more times: they may not know yet who asks. Silent
-//! takers are asked for 5 seconds: they may stand still for a moment. A drain is over when nothing is left to offer, when each
-//! taker's next victim is worth more than the chunks that are left, when no taker takes anything, or when its time is up.
+//! Chunks move in the order of their worth here, the last to be evicted first. A chunk stays if another node holds it too, as
+//! long as that node does not leave; if the object store has it; or if it is on the disk of a node that comes back. The others
+//! are offered in batches: the actor asks the directory who else has them, then asks the taker with the most room to keep the
+//! rest, and waits for its answer. The taker fetches them like any other chunk ([`take`]), so the usual path checks names,
+//! checksums and bounds. A taker that does not answer, or refuses all, is not asked again while another taker takes something; a
+//! taker that refuses a namespace is not asked for this namespace. If no taker does, takers that refuse are asked a few more
+//! times: they may not know yet who asks. Silent takers are asked for 5 seconds: they may stand still for a moment. A drain is
+//! over when nothing is left to offer, when each taker's next victim is worth more than the chunks that are left, when no taker
+//! takes anything, or when its time is up.
 //!
 //! While it drains, an actor serves reads and keeps nothing new: engines are told that there is nothing to write, and fetched
 //! chunks pass.

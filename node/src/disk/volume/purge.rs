@@ -3,9 +3,9 @@
 //! A chunk may have records in several segments; the last record counts. A purge wipes the first page of each of the chunk's
 //! records, a segment at a time, so that no search through a segment finds them. Then it takes the chunk out of the segment's
 //! footer: a purge that ends half way finds in the footer what it still has to wipe when it is repeated. The rest of a record's
-//! bytes stays on the drive until it is overwritten, and cannot be told from free space. In the end the headers of free segments are wiped, since a start would believe what an earlier use left there. One free segment
-//! may get a header with a later sequence number instead. Then no start gives a number again whose footer may still be
-//! somewhere.
+//! bytes stays on the drive until it is overwritten, and cannot be told from free space. In the end the headers of free segments
+//! are wiped, since a start would believe what an earlier use left there. One free segment may get a header with a later sequence
+//! number instead. Then no start gives a number again whose footer may still be somewhere.
 
 use std::io;
 
