@@ -234,8 +234,9 @@ impl EngineLane {
         self.begin(tensors, Direction::Save, copies, save.layers.clone(), false, flags, held)
     }
 
-    /// Begins to copy pages into some layers of staged chunks, chunk by chunk, in a session of one slice. `tensors` is the [`EngineLane::part`] with just
-    /// these layers. The end of the copy returns the staged layers, to be handed over. A copy that fails gives them up.
+    /// Begins to copy pages into some layers of staged chunks, chunk by chunk, in a session of one slice. `tensors` is the
+    /// [`EngineLane::part`] with just these layers. The end of the copy returns the staged layers, to be handed over. A copy that
+    /// fails gives them up.
     ///
     /// # Errors
     /// [`LaneError`], with nothing begun; the staged layers are given up.

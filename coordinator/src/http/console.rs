@@ -1,8 +1,9 @@
 //! The console: its page, and the page's requests.
 //!
 //! The page's files are built from `coordinator/console` by npm, and are a part of this program. Reading needs the token of
-//! `[http] console_token_file`; without such a file, everybody reads over loopback, and nobody from elsewhere. Changes need the admin's token. Pages of other
-//! origins get no answer. Neither do requests by a name that leads to loopback: a page elsewhere could have a browser send them.
+//! `[http] console_token_file`; without such a file, everybody reads over loopback, and nobody from elsewhere. Changes need the
+//! admin's token. Pages of other origins get no answer. Neither do requests by a name that leads to loopback: a page elsewhere
+//! could have a browser send them.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

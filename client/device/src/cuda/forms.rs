@@ -184,8 +184,8 @@ const MOST_SHAPES: usize = 256;
 /// The smallest run, in bytes, that the copy engine moves by itself.
 const SMALLEST_BATCHED_RUN: u64 = 32 << 10;
 
-/// The most runs of an order that the copy engine moves one by one. Entering a run takes about 1.3 us, in which the thread looks after
-/// no other copy.
+/// The most runs of an order that the copy engine moves one by one. Entering a run takes about 1.3 us, in which the thread looks
+/// after no other copy.
 const MOST_BATCHED_RUNS: u64 = 4 << 10;
 
 #[cfg(test)]
