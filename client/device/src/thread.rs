@@ -63,7 +63,7 @@ type Call = Box<dyn FnOnce(&mut dyn Device) + Send>;
 /// Takes reports on the device's thread. It must not wait. Reports of unfinished orders are bounded by the places for orders.
 type Hear = Box<dyn FnMut(DeviceReport) + Send>;
 
-/// Orders that were given up, and of whose end the device has not heard: their copies must not begin.
+/// Orders that were given up while the device had not heard of it: their copies must not begin.
 type Cancelled = Arc<Mutex<HashSet<OrderNumber>>>;
 
 /// The ring, or all places for orders, are taken: try again after the next [`DeviceReport::Done`].

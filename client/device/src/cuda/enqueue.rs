@@ -222,9 +222,8 @@ impl CudaDevice {
         by_layer: bool,
     ) -> (Form, Option<(OrderShape, u64)>) {
         let is_host = |copy: &PageCopy| self.registry.region_of(copy.block.region).is_host();
-        // A staged order has an entry for each page of each layer.
-        let entries = pages.len() * if by_layer { layers } else { 1 };
-        let fits = layout.plane_bytes() <= self.options.half_bytes && entries <= MOST_STAGED_ENTRIES;
+        let fits = layout.plane_bytes() <= self.options.half_bytes
+            && pages.len() * self.stages(layout, layers, by_layer) <= MOST_STAGED_ENTRIES;
         if !fits || !pages.iter().all(is_host) || !pieces::has_whole_chunks(layout, pages) {
             return (Form::Direct, None);
         }
@@ -239,6 +238,14 @@ impl CudaDevice {
         let is_alone = self.running.iter().all(|running| running.order.direction != direction);
         let form = self.forms.choose(shape, is_alone);
         (form, is_alone.then_some((shape, order_bytes)))
+    }
+
+    /// How often a staged order has an entry for each page: once for the planes that go through the staging buffer at a time.
+    fn stages(&self, layout: &PagedLayout, layers: usize, by_layer: bool) -> usize {
+        let per_layer = layout.spec().planes_per_layer as usize;
+        let (groups, planes) = if by_layer { (layers, per_layer) } else { (1, layers * per_layer) };
+        let at_a_time = (self.options.half_bytes / layout.plane_bytes()).clamp(1, planes as u64);
+        groups * planes.div_ceil(at_a_time as usize)
     }
 
     fn measure(
@@ -272,5 +279,5 @@ impl CudaDevice {
     }
 }
 
-/// Entries of the largest staged order, which take 16 MiB of the host's memory and of the GPU's: 80 layers of 200,000 tokens.
+/// Entries of the largest staged order: 80 layers of 200,000 tokens. Its tables take 16 MiB on the GPU, and some 64 MiB here.
 const MOST_STAGED_ENTRIES: usize = 16 * MAX_COPIES;

@@ -303,18 +303,23 @@ fn a_long_order_of_many_layers_takes_no_more_memory_than_a_long_order_of_one() {
         Shape { layers: 17, pages: 65_536, heads: 1, tokens: 1, content_bytes: 32, pages_per_chunk: 2 };
     let (spec, regions) = vllm(VllmOrder::Lhbnc, &shape);
     let layout = PagedLayout::new(spec, &regions).unwrap();
-    let mut device = open(Some(Form::Staged), 1 << 20);
-    let paged = Paged::new(&mut device, layout, &regions, &mut random, import);
-    for (pages, kept) in [(8_192, vec![]), (65_536, vec![1 << 20])] {
-        let mut order = paged.order(Direction::Load, true, &[0, 1]);
+    // The smaller staging buffer has room for one plane at a time.
+    for (half_bytes, by_layer, pages, kept) in [
+        (1 << 20, true, 8_192, vec![]),
+        (1 << 20, true, 65_536, vec![1 << 20]),
+        (64, false, 65_536, vec![1 << 20]),
+    ] {
+        let mut device = open(Some(Form::Staged), half_bytes);
+        let paged = Paged::new(&mut device, layout.clone(), &regions, &mut random, import);
+        let mut order = paged.order(Direction::Load, by_layer, &[0, 1]);
         let Work::Pages { pages: copies, .. } = &mut order.work else { unreachable!() };
         let chunk = copies.iter().copied().cycle();
         *copies = (0..pages).zip(chunk).map(|(page, copy)| PageCopy { page, ..copy }).collect();
         device.start(OrderNumber(1), order).unwrap();
         assert_eq!(until_done(&mut device, OrderNumber(1)).unwrap().1, Ok(()));
         assert_eq!(device.tables.iter().map(KernelTable::bytes).collect::<Vec<_>>(), kept);
+        close(device);
     }
-    close(device);
 }
 
 #[test]
