@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use actix_web::web::{Data, ServiceConfig};
 use larder_net::audit::{self, Audit};
+use larder_net::blocking::blocking;
 use larder_net::coordinator_client::Known;
 use larder_net::line_file::last_lines;
 use larder_net::quic::{
@@ -257,7 +258,7 @@ async fn serve<R: Register + 'static>(
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let (audit, thread) = start_audit(&config)?;
+    let (audit, thread) = start_audit(&config).await?;
     let served = serve_noting(config, file, register, &audit, on_ready, stop).await;
     audit.end();
     last_lines(thread).await;
@@ -380,10 +381,10 @@ impl Electing {
 }
 
 /// Opens the audit log, if there is one.
-fn start_audit(config: &Config) -> Result<(Audit, Option<std::thread::JoinHandle<()>>), ServeError> {
+async fn start_audit(config: &Config) -> Result<(Audit, Option<std::thread::JoinHandle<()>>), ServeError> {
     let Some(log) = config.audit.clone() else { return Ok((Audit::default(), None)) };
     let (path, name) = (log.path.clone(), credentials(config)?.identity().name.clone());
-    let started = Audit::start(log, audit::Server::Coordinator(name));
+    let started = blocking(move || Audit::start(log, audit::Server::Coordinator(name))).await;
     let (audit, thread) = started.map_err(|source| ServeError::Audit { path, source })?;
     Ok((audit, Some(thread)))
 }

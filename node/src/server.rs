@@ -20,7 +20,7 @@ use actix_rt::Arbiter;
 use actix_web::web::{Data, ServiceConfig};
 use futures_util::future::join_all;
 use larder_net::audit::{self, Audit};
-use larder_net::blocking::try_blocking;
+use larder_net::blocking::{blocking, try_blocking};
 use larder_net::line_file::last_lines;
 use larder_net::reload::ReloadTimes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -33,7 +33,7 @@ use self::object::Objects;
 use crate::actor::GpuActor;
 use crate::clock::Clock;
 use crate::cluster::Cluster;
-use crate::config::{EventTokens, RecordConfig};
+use crate::config::EventTokens;
 use crate::described::Descriptions;
 use crate::device_lane::Devices;
 use crate::drain::{Drains, Ended};
@@ -103,8 +103,8 @@ pub async fn run_on(
     let (server, serving) = serve_http(listener, http, Arc::clone(&state))?;
 
     let tenants: Arc<[String]> = limits.tenants.iter().map(|tenant| tenant.name.clone()).collect();
-    let (recorder, recording) = start_recorder(&limits, &metrics)?.unzip();
-    let (audit, auditing) = start_audit(&limits)?;
+    let (recorder, recording) = start_recorder(&limits, &metrics).await?.unzip();
+    let (audit, auditing) = start_audit(&limits).await?;
     let mut cluster = start_cluster(&limits, &metrics, clock).await?;
     let objects = Objects::start(limits.object.as_ref(), &metrics, &state).await;
     let stored = objects.as_ref().map(Objects::tier);
@@ -321,21 +321,21 @@ fn serve_http(
     Ok((handle, actix_rt::spawn(server)))
 }
 
-fn start_recorder(
+async fn start_recorder(
     limits: &Limits,
     metrics: &SharedMetrics,
 ) -> Result<Option<(Recorder, JoinHandle<()>)>, ServeError> {
-    let start = |config: RecordConfig| {
-        let path = config.path.clone();
-        Recorder::start(config, metrics.unrecorded()).map_err(|source| ServeError::Record { path, source })
-    };
-    limits.record.clone().map(start).transpose()
+    let Some(config) = limits.record.clone() else { return Ok(None) };
+    let (path, lost) = (config.path.clone(), metrics.unrecorded());
+    let started = blocking(move || Recorder::start(config, lost)).await;
+    started.map(Some).map_err(|source| ServeError::Record { path, source })
 }
 
-fn start_audit(limits: &Limits) -> Result<(Audit, Option<JoinHandle<()>>), ServeError> {
+async fn start_audit(limits: &Limits) -> Result<(Audit, Option<JoinHandle<()>>), ServeError> {
     let Some(config) = limits.audit.clone() else { return Ok((Audit::default(), None)) };
     let path = config.path.clone();
-    let started = Audit::start(config, audit::Server::Node(limits.name.clone()));
+    let server = audit::Server::Node(limits.name.clone());
+    let started = blocking(move || Audit::start(config, server)).await;
     let (audit, thread) = started.map_err(|source| ServeError::Audit { path, source })?;
     Ok((audit, Some(thread)))
 }

@@ -47,6 +47,8 @@ pub struct LineFile {
 struct OpenFile {
     config: RecordConfig,
     file: File,
+    /// Whether it is a file, and not a pipe or device.
+    rotates: bool,
     /// Bytes of the whole lines in the file.
     bytes: u64,
     /// Lines that are not in the file yet.
@@ -105,7 +107,7 @@ pub async fn last_lines(thread: Option<JoinHandle<()>>) {
         if tokio::time::Instant::now() >= until {
             tracing::error!(
                 thread = name,
-                "the last lines of a log file may be lost: its disk or pipe takes none"
+                "the last lines of a log file may be lost: its disk or pipe takes none, or it is still in use"
             );
             return;
         }
@@ -126,14 +128,15 @@ impl OpenFile {
     fn new(config: RecordConfig) -> io::Result<Self> {
         is_read(&config.path)?;
         let file = open_locked(&config.path)?;
-        let bytes = file.metadata()?.len();
-        Ok(Self { config, file, bytes, waiting: Vec::new() })
+        let found = file.metadata()?;
+        let (rotates, bytes) = (found.is_file(), found.len());
+        Ok(Self { config, file, rotates, bytes, waiting: Vec::new() })
     }
 
     /// Takes a line, which [`OpenFile::flush`] writes.
     fn add(&mut self, line: &[u8]) -> io::Result<()> {
         let all = self.bytes + self.waiting.len() as u64;
-        let is_full = all > 0 && all + line.len() as u64 + 1 > self.config.max_bytes.0;
+        let is_full = self.rotates && all > 0 && all + line.len() as u64 + 1 > self.config.max_bytes.0;
         if is_full || self.waiting.len() >= MOST_WAITING_BYTES {
             self.flush()?;
         }
@@ -183,8 +186,12 @@ impl OpenFile {
         lock(&file)?;
         file.set_len(0)?;
         for number in (1..=self.config.old_files).rev() {
-            let younger = if number == 1 { path.clone() } else { numbered(path, number - 1) };
-            match fs::rename(younger, numbered(path, number)) {
+            let moved = match number {
+                // The file keeps its path too: no other log finds the path free.
+                1 => link(path, &numbered(path, 1)),
+                _ => fs::rename(numbered(path, number - 1), numbered(path, number)),
+            };
+            match moved {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -193,6 +200,13 @@ impl OpenFile {
         (self.file, self.bytes) = (file, 0);
         Ok(())
     }
+}
+
+/// Gives a file a second name. Renames it on a file system where it can have only one.
+fn link(path: &Path, other: &Path) -> io::Result<()> {
+    // An error: it is not there.
+    let _ = fs::remove_file(other);
+    fs::hard_link(path, other).or_else(|_| fs::rename(path, other))
 }
 
 /// Whether a file fails, for its log.
@@ -325,7 +339,7 @@ const MOST_WAITING_BYTES: usize = 64 << 10;
 /// How often a file that cannot be written is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// How often, and how far apart, a locked file is tried again: as long as the process before waits for its last lines, and longer.
+/// How often, and how far apart, a locked file is tried again: longer than the process before waits for its last lines.
 const LOCK_TRIES: u32 = 120;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
@@ -386,7 +400,9 @@ mod tests {
         let error = LineFile::start(config(), "test", Arc::clone(&lost)).unwrap_err();
         assert!(error.to_string().contains("a pipe that nobody reads"), "{error}");
         let _reader = File::options().read(true).write(true).open(&path).unwrap();
-        assert!(LineFile::start(config(), "test", lost).is_ok());
+        let mut open = OpenFile::new(RecordConfig { max_bytes: ByteSize(1), ..config() }).unwrap();
+        (0..3).for_each(|_| open.add(b"a line").unwrap());
+        assert!(open.flush().unwrap() && fs::metadata(&path).unwrap().file_type().is_fifo(), "it stays one");
     }
 
     #[test]
@@ -414,10 +430,12 @@ mod tests {
         let path = folder.path().join("lines.jsonl");
         let config = RecordConfig { path: path.clone(), max_bytes: ByteSize(1), old_files: 1 };
         let mut open = OpenFile::new(config).unwrap();
-        for line in ["one", "two", "three"] {
-            open.add(line.as_bytes()).unwrap();
-            assert!(try_open(&path).unwrap().is_none());
-        }
+        std::thread::scope(|scope| {
+            let rotates = scope.spawn(|| (0..1_000).for_each(|_| open.add(b"a line").unwrap()));
+            while !rotates.is_finished() {
+                assert!(try_open(&path).unwrap().is_none());
+            }
+        });
         drop(open);
         assert!(try_open(&path).unwrap().is_some());
     }
@@ -441,7 +459,7 @@ mod tests {
         rustix::fs::ftruncate(&file, 4_096).unwrap();
         rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::GROW).unwrap();
         let (file, config) = (File::from(file), RecordConfig::to("a full disk".into()));
-        let mut open = OpenFile { config, file, bytes: 0, waiting: Vec::new() };
+        let mut open = OpenFile { config, file, rotates: true, bytes: 0, waiting: Vec::new() };
         open.add(&[b'.'; 5_000]).unwrap();
         open.flush().unwrap_err();
         assert_eq!((open.file.metadata().unwrap().len(), open.waiting.len()), (0, 5_001));
@@ -478,7 +496,7 @@ mod tests {
         // As a disk without room: a write fails until something is taken out.
         while writer.write(&[b'.'; 1_024]).is_ok() {}
         let config = RecordConfig::to("a pipe".into());
-        let open = OpenFile { config, file: writer, bytes: 0, waiting: Vec::new() };
+        let open = OpenFile { config, file: writer, rotates: false, bytes: 0, waiting: Vec::new() };
         let (lost, count) = (Arc::new(AtomicU64::new(0)), AtomicU64::new(0));
         let of_thread = Arc::clone(&lost);
         let lost_one: Lost = Arc::new(move || _ = of_thread.fetch_add(1, Ordering::Relaxed));
