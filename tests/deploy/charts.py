@@ -230,7 +230,7 @@ def pods_are_as_said():
 
 def windows_have_memory():
     """Checks that the memory limit has room for the write windows that tenants are given, as the overlays' has."""
-    for windows in [["1GiB"], ["64MiB", "64MiB"], ["2 GiB", 3 << 30, "200MB"], []]:
+    for windows in [["1GiB"], ["64MiB", "64MiB"], ["2 GiB", 3 << 30, "200MB"], ["2Gi", "200M"], []]:
         tenants = [{"name": f"t{i}", "max_window_bytes": one} for i, one in enumerate(windows)] or [{"name": "default"}]
         manifests = Manifests(render_chart([{"size": "4Gi", "node": {"tenants": tenants}}]))
         (container,) = manifests.workload("node")["spec"]["template"]["spec"]["containers"]
@@ -244,7 +244,7 @@ def identities_are_reached():
     account = {"serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/larder"}}
     for more, is_let in [({}, False), (account, True)]:
         policies = json.dumps(Manifests(render_chart([{"node": store | more}])).of("NetworkPolicy"))
-        assert all((one in policies) == is_let for one in ["169.254.169.254/32", "169.254.170.23/32"]), policies
+        assert all((one in policies) == is_let for one in ["169.254.169.252/32", "169.254.169.254/32", "169.254.170.23/32"]), policies
         assert ('"port": 443,' in policies) == is_let, policies
 
 

@@ -51,8 +51,10 @@ true
 {{- /* The bytes of a size as the configuration has it, from the next whole number of its unit. */ -}}
 {{- define "larder.bytes" -}}
 {{- $text := kindIs "float64" . | ternary (int64 . | toString) (toString .) | upper | nospace -}}
-{{- $unit := get (dict "" 1 "B" 1 "KB" 1000 "MB" 1000000 "GB" 1000000000 "TB" 1000000000000 "KIB" 1024 "MIB" 1048576 "GIB" 1073741824 "TIB" 1099511627776) (regexFind "[A-Z]*$" $text) -}}
-{{ mul (add (regexFind "^[0-9]+" $text | int64) (contains "." $text | ternary 1 0)) $unit }}
+{{- $units := dict "" 1 "K" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "KI" 1024 "MI" 1048576 "GI" 1073741824 "TI" 1099511627776 -}}
+{{- $unit := trimSuffix "B" (regexFind "[A-Z]*$" $text) -}}
+{{- if not (hasKey $units $unit) -}}{{- fail (printf "node.tenants: %s is no size: write 64MiB, for example" .) -}}{{- end -}}
+{{ mul (add (regexFind "^[0-9]+" $text | int64) (contains "." $text | ternary 1 0)) (get $units $unit) }}
 {{- end -}}
 
 {{- /* The memory that a node needs besides its arena, in MiB: deploy/kubernetes/resources explains it. */ -}}
