@@ -213,7 +213,7 @@ impl Doors {
                     Ok(listener) => self.listen(number, listener),
                     Err(error) => {
                         let socket = tenant.socket.display();
-                        tracing::error!(tenant = tenant.name, %socket, %error, "the tenant's former socket cannot be made again, so no engine reaches the tenant: start the node again");
+                        tracing::error!(tenant = tenant.name, %socket, %error, "the tenant's former socket cannot be made again, so no engine reaches the tenant: reload when it can");
                     }
                 }
             }
@@ -241,20 +241,22 @@ impl Doors {
         self.listen(number, listener);
     }
 
-    /// Makes the sockets again whose file somebody has removed. A socket that cannot be made is tried again at the next change.
+    /// Makes the sockets again that are gone. A socket that cannot be made is tried again at the next change.
     fn make_lost_again(&mut self) {
         for (number, tenant) in (0..).zip(self.tenants.all()).filter(|(_, tenant)| tenant.is_served) {
-            let listening = self.open.get_mut(&number).and_then(|door| door.listening.as_mut());
-            let Some(listening) = listening.filter(|listening| !listening.is_there()) else { continue };
+            let Some(door) = self.open.get_mut(&number) else { continue };
+            if door.listening.as_ref().is_some_and(Listening::is_there) {
+                continue;
+            }
             let (name, socket) = (&tenant.name, tenant.socket.display());
             match Listener::bind(TenantId(number), name, &tenant.socket) {
                 Ok(listener) => {
-                    tracing::warn!(tenant = name, %socket, "the file of the tenant's socket was gone, and is made again");
-                    listening.abandon();
+                    tracing::warn!(tenant = name, %socket, "the tenant's socket was gone, and is made again");
+                    door.listening.iter_mut().for_each(Listening::abandon);
                     self.listen(number, listener);
                 }
                 Err(error) => {
-                    tracing::error!(tenant = name, %socket, %error, "the file of the tenant's socket is gone, and cannot be made again: reload when it can");
+                    tracing::error!(tenant = name, %socket, %error, "the tenant's socket is gone, and cannot be made again: reload when it can");
                 }
             }
         }

@@ -283,11 +283,8 @@ fn a_socket_whose_file_is_gone_is_made_again_and_its_sessions_go_on() {
     let _other = std::os::unix::net::UnixListener::bind(cluster.socket(0)).unwrap();
     edit(&cluster, "node-0", with_policy);
     wait::until("other settings change", || (actor(&cluster)["policy"] == "sieve").then_some(()));
-    assert!(
-        cluster.node(0).log().contains("another process serves this socket"),
-        "{}",
-        cluster.node(0).log()
-    );
+    let says = "another process serves this socket";
+    wait::until("the node says why", || cluster.node(0).log().contains(says).then_some(()));
     assert_eq!(before.get(&hashes), 4);
 }
 
