@@ -112,7 +112,7 @@ impl Core {
             counts: DrainCounts::default(),
             is_over: false,
         };
-        drain.takers.are(&self.takers);
+        drain.takers.are(&self.others.takers);
         let polled: Vec<Holder> = drain.takers.all().take(MOST_POLLED).collect();
         self.drain = Some(drain);
         self.poll(polled);
@@ -160,11 +160,11 @@ impl Core {
 
     /// Sets the actors of other nodes that may keep this actor's chunks when it drains, in the order in which they are asked, and the
     /// nodes that stay.
-    pub(crate) fn takers_are(&mut self, OtherNodes { takers, stay }: OtherNodes) {
-        self.takers = takers;
+    pub(crate) fn others_are(&mut self, others: OtherNodes) {
+        self.others = others;
         let Some(drain) = &mut self.drain else { return };
-        drain.takers.are(&self.takers);
-        let again = drain.queue.forget_held_by_others(&stay);
+        drain.takers.are(&self.others.takers);
+        let again = drain.queue.forget_held_by_others(&self.others.stay);
         if again > 0 {
             drain.counts.elsewhere -= again;
             drain.counts.found -= again;
@@ -249,11 +249,11 @@ impl Core {
             step => return drain.step = step,
         };
         let mut holders = holders.iter();
-        let Drain { takers, queue, .. } = drain;
+        let (queue, stay) = (&mut drain.queue, &self.others.stay);
         let all = batch.chunks.len();
         batch.chunks.retain(|(candidate, ..)| {
             let others = holders.next().into_iter().flat_map(|others| others.iter());
-            let other = others.map(|holder| holder.node).find(|&node| takers.has_node(node));
+            let other = others.map(|holder| holder.node).find(|node| stay.contains(node));
             other.into_iter().for_each(|node| queue.is_held_by(node, candidate.id));
             other.is_none()
         });

@@ -73,7 +73,6 @@ pub use time::Millis;
 
 use larder_protocol::pin::PinStart;
 use larder_protocol::session::{Pinned, Request};
-use larder_protocol::table::Holder;
 use larder_protocol::{Chain, ChainError};
 
 use announce::Untold;
@@ -116,8 +115,8 @@ pub struct Core {
     past: Past,
     /// The engines' names of requests that are under way, or about to come.
     origins: HashMap<RequestId, Origin>,
-    /// Actors of other nodes that may keep chunks of this one.
-    takers: Vec<Holder>,
+    /// The other nodes, which may keep chunks of this one.
+    others: OtherNodes,
     effects: VecDeque<Effect>,
     /// The time since the node's start, as of the last event.
     now: Duration,
@@ -147,7 +146,7 @@ impl Core {
             lookups: Lookups::default(),
             past: Past::default(),
             origins: HashMap::new(),
-            takers: Vec::new(),
+            others: OtherNodes::default(),
             effects: VecDeque::new(),
             now: Duration::ZERO,
         }
@@ -186,7 +185,7 @@ impl Core {
             Event::Damaged { by, fingerprint, hashes } => self.doubt(&by, fingerprint, hashes),
             Event::Drain(order) => self.drain(order),
             Event::DrainCancelled => self.drain_cancelled(),
-            Event::TakersAre(others) => self.takers_are(others),
+            Event::TakersAre(others) => self.others_are(others),
             Event::TakeAnswered { take, taken } => self.take_answered(take, taken),
             Event::GrantEnded(grant) => self.store.end_grant(grant),
             Event::LayersCame { order, chunk, layers } => self.layers_came(order, chunk, layers),

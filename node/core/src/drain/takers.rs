@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use larder_protocol::Fingerprint;
 use larder_protocol::drain::{Taken, WHOLE_RANK_PPM};
-use larder_protocol::table::{Holder, NodeNumber};
+use larder_protocol::table::Holder;
 
 /// All takers.
 #[derive(Debug, Default)]
@@ -94,11 +94,6 @@ impl Takers {
     /// Whether a taker did not answer.
     pub(super) fn has_silent(&self) -> bool {
         self.0.iter().any(|taker| taker.has_failed)
-    }
-
-    /// Whether an actor of this node is among the takers.
-    pub(super) fn has_node(&self, node: NodeNumber) -> bool {
-        self.0.iter().any(|taker| taker.holder.node == node)
     }
 
     /// The taker to ask next to keep chunks of a namespace: the taker with the most free room, or else the taker with the highest

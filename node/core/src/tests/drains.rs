@@ -168,6 +168,18 @@ fn a_holder_that_leaves_too_does_not_count() {
 }
 
 #[test]
+fn a_holder_that_is_not_heard_for_a_moment_counts() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    w.drains(&[(2, 9)]);
+    let stay = [2, 7].map(NodeNumber).into();
+    w.tell(Event::TakersAre(OtherNodes { takers: vec![node(2)], stay }));
+    w.directory_says(&[&[7]]);
+    assert!(w.progress().is_over);
+    assert_eq!(w.counts().elsewhere, 1);
+}
+
+#[test]
 fn a_chunk_moves_after_all_if_its_other_holder_leaves_too() {
     let mut w = World::new(PEERS);
     w.put("ab");
