@@ -185,7 +185,7 @@ impl Client {
         let mut is_damaged = false;
         match self.known(&key) {
             Some(Fact::Present) => return WriteAnswer::AlreadyThere,
-            Some(Fact::Damaged) => is_damaged = true,
+            Some(Fact::Damaged) => is_damaged = self.may_replace(),
             Some(Fact::Absent) => {}
             // A question costs less than a refused body.
             None if !self.is_open(Side::Reading)
@@ -291,7 +291,7 @@ impl Client {
                     self.metrics.damaged.inc();
                     tracing::error!(chunk = %key.chunk.hash, ?damage, "wrong bytes in the object store");
                     self.learn(key, Fact::Damaged);
-                    if self.may_delete() {
+                    if self.may_replace() {
                         self.wrong.borrow_mut().push(key);
                     }
                     return ReadAnswer::Damaged;
@@ -375,14 +375,14 @@ impl Client {
         removed.unwrap_or(false)
     }
 
-    /// Whether one more wrong object may be deleted. If many objects seem wrong, this node's memory may be what is wrong, and other
+    /// Whether one more wrong object may be deleted or overwritten. If many objects seem wrong, this node's memory may be what is wrong, and other
     /// nodes can read the objects.
-    fn may_delete(&self) -> bool {
+    fn may_replace(&self) -> bool {
         let minute = self.now().as_secs() / 60;
         let (of, found) = self.found_wrong.get();
         let found = if of == minute { found + 1 } else { 1 };
         self.found_wrong.set((minute, found));
-        found <= MOST_DELETIONS_A_MINUTE
+        found <= MOST_REPLACED_A_MINUTE
     }
 
     fn note_unread(&self, key: ObjectKey) {
@@ -472,8 +472,8 @@ async fn read_file(
 /// The unit in which bytes under way are counted.
 const UNIT_BYTES: u64 = 64 << 10;
 
-/// Wrong objects that a node deletes in a minute.
-const MOST_DELETIONS_A_MINUTE: u32 = 16;
+/// Wrong objects that a node deletes or overwrites in a minute.
+const MOST_REPLACED_A_MINUTE: u32 = 16;
 
 /// Unread objects that are remembered: more than are read at a time, since reads under way fail after the side is closed.
 const MOST_UNREAD: usize = 1_000;
