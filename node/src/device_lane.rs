@@ -126,7 +126,7 @@ impl DeviceLane {
         thread.submit_made(number, move |device| make(device, &mut lock(&regions)))
     }
 
-    /// Gives up an order that waits for its word.
+    /// Gives up an order that has not begun, or that waits for its word.
     pub(crate) fn cancel(&mut self, number: OrderNumber) {
         self.cancelling.push(number);
         self.catch_up();

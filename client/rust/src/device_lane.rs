@@ -57,7 +57,7 @@ pub struct SavePages {
 
 /// A copy that the node makes.
 ///
-/// A dropped copy goes on, unless it still waits for its flag: then the node gives it up. In either case nobody else gets the
+/// A dropped copy that has begun goes on; the node gives up one that has not begun. In either case nobody else gets the
 /// memory while the copy may touch it.
 pub struct NodeCopy(Arc<Copying>);
 

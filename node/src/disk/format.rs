@@ -71,6 +71,16 @@
 //! | 24..32 | checksum of the block, as [`larder_protocol::checksum`] has it |
 //! | 32.. | `u64` checksums of the layer ranges |
 //!
+//! Where a purged record began, there is one page instead:
+//!
+//! | bytes of the page | what |
+//! | --- | --- |
+//! | 0..8 | `"LARDGONE"` |
+//! | 8..10 | `u16` version |
+//! | 10..16 | zeros |
+//! | 16..32 | storage identity |
+//! | 32..40 | checksum of the bytes before |
+//!
 //! A record names its own place and the storage identity. So neither the remains of an earlier use of the segment, nor the
 //! bytes that an engine wrote into a block, are ever taken for a record. The blocks' checksums tell whether the payload landed.
 //!

@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Err(failed.unwrap_or_else(|| anyhow::anyhow!("no coordinator is given")))
 }
 
-/// The loopback address at which the console answers without a token; `None` if the coordinator is on another host.
+/// The loopback address of a coordinator on this host: there the console needs no token if none is configured.
 fn by_loopback(coordinator: &HostPort) -> Option<HostPort> {
     let address = coordinator.to_string().to_socket_addrs().ok()?.next()?;
     if address.ip().is_loopback() {

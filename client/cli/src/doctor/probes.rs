@@ -80,7 +80,7 @@ pub(crate) struct ObjectStore {
 }
 
 impl Probes {
-    /// Makes all trials on this machine. `targets` are `host:port`; some datagrams without a use go to each. A small object is
+    /// Makes all trials on this machine. `targets` are `host:port`; small and large datagrams go to each. A small object is
     /// written to the object store, and deleted.
     pub(crate) fn run(
         targets: &[String],

@@ -35,6 +35,7 @@ fn everything() -> Vec<u8> {
         header().segment.encode(STORAGE),
         header().encode(STORAGE),
         footer().encode(STORAGE),
+        wiped_record(STORAGE),
     ]
     .concat()
 }
