@@ -53,7 +53,7 @@ true
 {{- $text := kindIs "float64" . | ternary (int64 . | toString) (toString .) | upper | nospace -}}
 {{- $units := dict "" 1 "K" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "KI" 1024 "MI" 1048576 "GI" 1073741824 "TI" 1099511627776 -}}
 {{- $unit := trimSuffix "B" (regexFind "[A-Z]*$" $text) -}}
-{{- if not (hasKey $units $unit) -}}{{- fail (printf "node.tenants: %s is no size: write 64MiB, for example" .) -}}{{- end -}}
+{{- if not (hasKey $units $unit) -}}{{- fail (printf "node.tenants: %v is no size: write 64MiB, for example" .) -}}{{- end -}}
 {{ mul (add (regexFind "^[0-9]+" $text | int64) (contains "." $text | ternary 1 0)) (get $units $unit) }}
 {{- end -}}
 
