@@ -79,7 +79,7 @@ fn load(lane: &EngineLane, tensors: &EngineTensors, lease: &Arc<LeaseGuard>) {
 }
 
 #[test]
-fn whoever_asks_behind_another_waiter_hears_of_a_copys_end_too() {
+fn whoever_asks_behind_another_waiter_hears_too_how_a_copy_ended() {
     let (socket, node) = node(move |mut node| {
         grant(&mut node);
         let known = TensorsRegistered { tensors: 1, word_bytes: 4_096 };
