@@ -204,9 +204,11 @@ impl OpenFile {
 
 /// Gives a file a second name. Renames it on a file system where it can have only one.
 fn link(path: &Path, other: &Path) -> io::Result<()> {
-    // An error: it is not there.
-    let _ = fs::remove_file(other);
-    fs::hard_link(path, other).or_else(|_| fs::rename(path, other))
+    let linked = fs::hard_link(path, other).or_else(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => fs::remove_file(other).and_then(|()| fs::hard_link(path, other)),
+        _ => Err(error),
+    });
+    linked.or_else(|_| fs::rename(path, other))
 }
 
 /// Whether a file fails, for its log.
