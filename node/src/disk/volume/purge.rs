@@ -50,13 +50,13 @@ impl Volume {
         if is_open {
             self.log.take_out_of_open(|entry| purge.keys.has(&entry.key()));
         }
+        let wiped = wiped_record(self.storage);
         for entry in purged {
             // A later record of the chunk counts, and goes with its own segment.
             if is_last(&self.log, &entry) {
                 self.log.forget(&entry.key());
             }
-            self.transfers
-                .append_bytes(self.geometry.offset(number, entry.page), &wiped_record(self.storage))?;
+            self.transfers.append_bytes(self.geometry.offset(number, entry.page), &wiped)?;
         }
         self.transfers.sync()?;
         if has_footer {
