@@ -11,6 +11,7 @@
 
 mod known;
 mod lost;
+mod patience;
 mod reign;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,29 +29,12 @@ pub use self::known::REPORTERS;
 use self::known::{KnownMember, Rival};
 use self::lost::LostMembers;
 pub use self::lost::{Lost, MAX_LOST};
+pub use self::patience::Patience;
 use self::reign::Office;
 use crate::ring::{Weighted, assign, assign_for_v1, bound};
 
 /// Milliseconds of the coordinator's clock.
 pub type Millis = u64;
-
-/// The heartbeat, and how long the coordinator waits for silent nodes.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Patience {
-    /// How often nodes send a heartbeat. A node that crashed may join again when it has missed two.
-    pub heartbeat_ms: u64,
-    /// Silence after which a node is suspect: other nodes are asked before it.
-    pub suspect_after_ms: u64,
-    /// Silence after which a node is removed: other nodes become home to its partitions.
-    pub remove_after_ms: u64,
-    /// Silence after which a node is removed if [`REPORTERS`] other nodes get no answer from it, either.
-    pub remove_reported_after_ms: u64,
-    /// Grace period after a start, for members to come back: their silence counts from its end.
-    pub grace_ms: u64,
-    /// How long `larder status` shows a removed node as lost, if it does not come back.
-    pub remember_lost_ms: u64,
-}
 
 /// The state that a coordinator must not forget.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
@@ -198,19 +182,6 @@ struct Given {
     number: NodeNumber,
     /// The node's last departure, in the count of departures.
     left: u64,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self {
-            heartbeat_ms: 1_000,
-            suspect_after_ms: 3_000,
-            remove_after_ms: 30_000,
-            remove_reported_after_ms: 8_000,
-            grace_ms: 3_000,
-            remember_lost_ms: 86_400_000,
-        }
-    }
 }
 
 impl Membership {

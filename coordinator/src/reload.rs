@@ -97,6 +97,8 @@ fn take_chosen_ports(running: &mut Config, new: &Config) {
 
 #[cfg(test)]
 mod tests {
+    use larder_protocol::reload::ChangedSetting;
+
     use super::*;
 
     #[test]
@@ -118,7 +120,7 @@ mod tests {
         new.membership.heartbeat_ms = 500;
         new.election.lease_ms = 9_000;
         let merged = with_changes(&running, &new);
-        let keys = |settings: Vec<larder_protocol::reload::ChangedSetting>| {
+        let keys = |settings: Vec<ChangedSetting>| {
             settings.into_iter().map(|setting| setting.key).collect::<Vec<_>>()
         };
         assert_eq!(keys(differences(&running, &merged)), ["membership.remove_after_ms"]);

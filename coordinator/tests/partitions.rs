@@ -12,14 +12,7 @@ use larder_protocol::membership::{Heartbeat, Join};
 use larder_protocol::table::{NodeNumber, Table};
 
 const TIMING: Timing = Timing { lease_ms: 6_000, renew_within_ms: 4_000, retry_ms: 1_000, silence_ms: 1_500 };
-const PATIENCE: Patience = Patience {
-    heartbeat_ms: 1_000,
-    suspect_after_ms: 3_000,
-    remove_after_ms: 30_000,
-    remove_reported_after_ms: 8_000,
-    grace_ms: 3_000,
-    remember_lost_ms: 60_000,
-};
+const PATIENCE: Patience = Patience { remember_lost_ms: 60_000, ..Patience::USUAL };
 const COORDINATORS: usize = 3;
 const NODES: usize = 4;
 const STEP_MS: u64 = 50;

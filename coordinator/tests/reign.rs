@@ -8,14 +8,7 @@ use larder_coordinator::membership::{Beat, DurableState, JoinRefused, Membership
 use larder_protocol::membership::{Heartbeat, Join};
 use larder_protocol::table::{Epoch, MemberState, NodeNumber, Table};
 
-const PATIENCE: Patience = Patience {
-    heartbeat_ms: 1_000,
-    suspect_after_ms: 3_000,
-    remove_after_ms: 30_000,
-    remove_reported_after_ms: 8_000,
-    grace_ms: 3_000,
-    remember_lost_ms: 60_000,
-};
+const PATIENCE: Patience = Patience { remember_lost_ms: 60_000, ..Patience::USUAL };
 
 fn join(incarnation: u64, epoch: Epoch) -> Join {
     let address = ([10, 0, 0, incarnation as u8], 1).into();

@@ -5,14 +5,7 @@ use std::net::SocketAddr;
 use super::*;
 
 fn patience() -> Patience {
-    Patience {
-        heartbeat_ms: 1_000,
-        suspect_after_ms: 3_000,
-        remove_after_ms: 30_000,
-        remove_reported_after_ms: 8_000,
-        grace_ms: 3_000,
-        remember_lost_ms: 100_000,
-    }
+    Patience { remember_lost_ms: 100_000, ..Patience::USUAL }
 }
 
 fn join(incarnation: u64) -> Join {

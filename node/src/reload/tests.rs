@@ -1,11 +1,12 @@
 //! Tests of the settings that change at once, and of those that wait for the next start.
 
 use bytesize::ByteSize;
+use larder_protocol::reload::ChangedSetting;
 
 use super::*;
 use crate::config::TenantConfig;
 
-fn keys(settings: &[larder_protocol::reload::ChangedSetting]) -> Vec<&str> {
+fn keys(settings: &[ChangedSetting]) -> Vec<&str> {
     settings.iter().map(|setting| setting.key.as_str()).collect()
 }
 

@@ -48,7 +48,7 @@ pub(super) struct PublishedAt {
 impl Coordinator {
     pub(super) fn new() -> Self {
         Self {
-            membership: Membership::new(PATIENCE, DurableState::default(), 0),
+            membership: Membership::new(Patience::USUAL, DurableState::default(), 0),
             last: Published::default(),
             sent: Vec::new(),
             waiting: VecDeque::new(),
@@ -178,16 +178,6 @@ pub(super) fn thread_cpu() -> Duration {
 
 /// The interval at which the coordinator checks its deadlines.
 const TICK: Duration = Duration::from_millis(20);
-
-/// The patience of a coordinator by default.
-const PATIENCE: Patience = Patience {
-    heartbeat_ms: 1_000,
-    suspect_after_ms: 3_000,
-    remove_after_ms: 30_000,
-    remove_reported_after_ms: 8_000,
-    grace_ms: 3_000,
-    remember_lost_ms: 86_400_000,
-};
 
 /// The rate at which one coordinator sends tables: that of QUIC on one core.
 const TABLE_BYTES_A_SECOND: f64 = 1e9;
