@@ -347,9 +347,17 @@ impl Config {
     /// # Errors
     /// Fails if the file cannot be read or is no valid configuration.
     pub fn load(path: &Path) -> Result<Self, ConfigFileError> {
+        Ok(Self::load_and_look(path)?.0)
+    }
+
+    /// Reads the file at `path`. Returns also whether the file names tenants: without, there is the default tenant.
+    pub(crate) fn load_and_look(path: &Path) -> Result<(Self, bool), ConfigFileError> {
         let text =
             config_file::read(path).map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
-        Self::parse(&text).map_err(|source| ConfigFileError::Invalid { path: path.into(), source })
+        let config =
+            Self::parse(&text).map_err(|source| ConfigFileError::Invalid { path: path.into(), source })?;
+        let names_tenants = text.parse::<toml::Table>().is_ok_and(|table| table.contains_key("tenants"));
+        Ok((config, names_tenants))
     }
 
     /// Reads a configuration in TOML.

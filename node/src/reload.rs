@@ -1,6 +1,7 @@
 //! Changes the configuration while the node runs: on an admin's request (`larder reload`), on SIGHUP, or when the file changes.
 //!
-//! The file is read and checked as at a start; a file with a fault changes nothing. Settings that can change while the node runs
+//! The file is read and checked as at a start; a file with a fault changes nothing, nor does a file that names no tenants while the
+//! node has named ones. Settings that can change while the node runs
 //! count at once ([`with_changes`] has all of them). Other settings count from the next start on, and the answer names them.
 
 use std::fmt;
@@ -134,10 +135,12 @@ impl Reloads {
         let reloadable =
             self.0.reloadable.as_ref().ok_or("the node was started without a configuration file")?;
         let parts = self.0.parts.get().ok_or("the node is starting: try again")?;
-        let new = Config::load(&reloadable.file).map_err(|error| in_one_line(&error))?;
+        let (new, names_tenants) =
+            Config::load_and_look(&reloadable.file).map_err(|error| in_one_line(&error))?;
         // A fault that would stop the node's next start is reported now.
         new.resolve(&reloadable.host).map_err(|error| in_one_line(&error))?;
         let mut running = self.0.running.lock().await;
+        check_tenants(&running, &new, names_tenants)?;
         let merged = with_changes(&running, &new);
         let limits = merged.resolve(&reloadable.host).map_err(|error| in_one_line(&error))?;
         let others = differences(&merged, &new).into_iter().map(|setting| setting.key);
@@ -206,6 +209,20 @@ impl Changeable {
 impl fmt::Debug for Reloads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reloads").finish_non_exhaustive()
+    }
+}
+
+/// Refuses a file without tenants, if the node has tenants that they would remove. A full disk and a writer that ends early leave
+/// empty files, and a removed tenant loses its chunks.
+fn check_tenants(running: &Config, new: &Config, names_tenants: bool) -> Result<(), String> {
+    let stays = |tenant: &TenantConfig| new.tenants.iter().any(|other| other.name == tenant.name);
+    let goes = running.tenants.iter().find(|tenant| !stays(tenant));
+    match goes.filter(|_| !names_tenants) {
+        None => Ok(()),
+        Some(TenantConfig { name, .. }) => Err(format!(
+            "the file has no [[tenants]], and would remove tenant `{name}` with its chunks: was the file cut off? To have the \
+             default tenant alone, name it"
+        )),
     }
 }
 

@@ -12,7 +12,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::audit::Audit;
 
-/// The times at which a server reads its configuration file again: at every SIGHUP, and when the file changed.
+/// The times at which a server reads its configuration file again: at every SIGHUP, and when the file changed. A change counts
+/// when two looks in a row agree: a file may be empty, or end midway, while somebody writes it.
 #[derive(Debug)]
 pub struct ReloadTimes {
     file: PathBuf,
@@ -47,6 +48,7 @@ impl ReloadTimes {
     /// Once dropped, it no longer reloads.
     pub async fn call(self, mut reload: impl AsyncFnMut(&'static str)) {
         let Self { file, mut hangup, mut known } = self;
+        let mut last_look = known;
         let mut look = interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -55,10 +57,13 @@ impl ReloadTimes {
                 _ = look.tick() => false,
             };
             let now = stamp(&file);
+            let has_settled = std::mem::replace(&mut last_look, now) == now;
             if is_told {
                 reload("SIGHUP").await;
-            } else if now.is_some() && now != known {
+            } else if now.is_some() && now != known && has_settled {
                 reload("the changed file").await;
+            } else {
+                continue;
             }
             known = now.or(known);
         }
@@ -166,7 +171,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_hangup_and_a_change_during_a_long_start_are_not_lost() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("node.toml");
@@ -178,5 +183,26 @@ mod tests {
         let times = ReloadTimes::begin(&file);
         std::fs::write(&file, "name = \"longer\"").unwrap();
         assert_eq!(first_cause(times).await, "the changed file");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_is_still_being_written_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("node.toml");
+        std::fs::write(&file, "name = \"a\"").unwrap();
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let content = || std::fs::read_to_string(&file).unwrap();
+        let watch = ReloadTimes::begin(&file).call(async |_| _ = tell.send(content()));
+        let write = async {
+            for text in ["", "name", "name = \"longer\""] {
+                std::fs::write(&file, text).unwrap();
+                tokio::time::sleep(LOOK_EVERY * 3 / 4).await;
+            }
+            told.recv().await.unwrap()
+        };
+        tokio::select! {
+            read = write => assert_eq!(read, "name = \"longer\""),
+            () = watch => unreachable!("it goes on"),
+        }
     }
 }

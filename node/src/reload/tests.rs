@@ -41,6 +41,26 @@ fn tenants_come_and_go_and_change_at_once() {
 }
 
 #[test]
+fn an_empty_file_removes_no_tenant() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("node.toml");
+    let check = |running: &Config, text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let (new, names_tenants) = Config::load_and_look(&file).unwrap();
+        check_tenants(running, &new, names_tenants)
+    };
+    let running =
+        Config { tenants: vec![tenant("default", None), tenant("chat", None)], ..Config::default() };
+    for text in ["", "name = \"a\"\n"] {
+        let error = check(&running, text).unwrap_err();
+        assert!(error.contains("no [[tenants]]") && error.contains("`chat`"), "{error}");
+        assert_eq!(check(&Config::default(), text), Ok(()), "the default tenant needs no name");
+    }
+    let named = "[[tenants]]\nname = \"default\"\nsocket = \"/run/larder/default.sock\"\n";
+    assert_eq!(check(&running, named), Ok(()));
+}
+
+#[test]
 fn the_same_configuration_has_no_differences() {
     assert_eq!(differences(&Config::default(), &Config::default()), []);
 }
