@@ -77,6 +77,31 @@ fn a_member_that_the_leader_removed_is_lost_for_the_next_leader_too_and_one_that
 }
 
 #[test]
+fn a_member_that_was_removed_while_a_coordinator_was_away_is_lost_for_it_too() {
+    let (mut leader, table) = leader();
+    leader.lead(1, 100_000, 3_100);
+    leader.drains(NodeNumber(2), 2, true);
+    let draining = leader.tick(3_100).unwrap();
+    let mut away = candidate(DurableState::default());
+    away.follow(&draining, 3_100);
+    leader.leave(NodeNumber(2), 2);
+    let beat = Heartbeat { epoch: table.epoch, silent: Vec::new() };
+    for now in (3_500..=40_000).step_by(500) {
+        leader.heartbeat(NodeNumber(1), 1, &beat, now);
+        leader.tick(now);
+    }
+    let lost = |membership: &Membership| -> Vec<String> {
+        membership.lost(41_000).into_iter().map(|(lost, _)| lost.member.name).collect()
+    };
+    // It follows again; or it leads, and a node brings the last table.
+    let mut next = candidate(away.state());
+    assert!(away.follow(&leader.table(), 41_000));
+    next.lead(2, 100_000, 41_000);
+    assert!(next.adopt(&leader.table(), 41_000));
+    assert_eq!([lost(&away), lost(&next)], [["c"], ["c"]], "`b` has drained");
+}
+
+#[test]
 fn a_leader_whose_right_is_over_makes_no_table_until_it_is_prolonged() {
     let (mut leader, table) = leader();
     leader.join("d", &join(4, Epoch::default()), 9_999).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use larder_protocol::table::{Epoch, MemberState, NodeNumber, Table};
+use larder_protocol::table::{Epoch, Member, MemberState, NodeNumber, Table};
 
 use super::{DurableState, Given, KnownMember, Lost, Membership, Millis, Patience, well};
 
@@ -125,7 +125,7 @@ impl Membership {
     fn take_over(&mut self, table: &Arc<Table>, now: Millis) {
         let numbers: BTreeMap<&str, NodeNumber> =
             table.members.iter().map(|member| (member.name.as_str(), member.number)).collect();
-        self.note_lost(&numbers, now);
+        self.note_lost(table.epoch, &numbers, now);
         self.members.retain(|number, known| match numbers.get(known.member.name.as_str()) {
             Some(given) => given == number,
             None => !known.is_awaited,
@@ -146,14 +146,21 @@ impl Membership {
     }
 
     /// Notes the members that another leader removed after silence, so that they stay lost if this coordinator leads next. They
-    /// were suspect in the last table; a node that leaves is not suspect. `names` are those of the next table.
-    fn note_lost(&mut self, names: &BTreeMap<&str, NodeNumber>, now: Millis) {
+    /// were suspect in the last table; a node that leaves is not suspect. If tables between the last one and this one are not
+    /// known, every member that is gone may have been silent, but those that drained. `names` are those of the table of this epoch.
+    fn note_lost(&mut self, epoch: Epoch, names: &BTreeMap<&str, NodeNumber>, now: Millis) {
         names.keys().for_each(|name| self.lost.forget(name));
         let has_joined =
             |name: &str| self.members.values().any(|known| !known.is_awaited && known.member.name == name);
         let is_here = |name: &str| names.contains_key(name) || has_joined(name);
-        let suspects = self.table.members.iter().filter(|member| member.state == MemberState::Suspect);
-        let gone = suspects.filter(|member| !is_here(&member.name));
+        let last = self.table.epoch;
+        let is_next = epoch.term == last.term && epoch.number == last.number + 1;
+        let may_be_lost = |member: &&Member| match member.state {
+            MemberState::Suspect => true,
+            MemberState::Alive => !is_next,
+            MemberState::Draining => false,
+        };
+        let gone = self.table.members.iter().filter(may_be_lost).filter(|member| !is_here(&member.name));
         let lost: Vec<_> =
             gone.map(|member| Lost { member: member.clone(), heard: now, removed: now }).collect();
         self.lost.add(lost.into_iter(), now, self.patience.remember_lost_ms);
