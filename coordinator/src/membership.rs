@@ -281,7 +281,7 @@ impl Membership {
         Ok(Joined { number, heartbeat_ms: self.patience.heartbeat_ms })
     }
 
-    /// Notes that a node lives.
+    /// Notes that a node lives. Of the silent members that it names, the first [`MAX_MEMBERS`] count.
     pub fn heartbeat(
         &mut self,
         number: NodeNumber,
@@ -306,16 +306,14 @@ impl Membership {
             _ => Beat::Heard,
         };
         known.reports.clear();
-        let reported = std::mem::replace(&mut known.reported, heartbeat.silent.clone());
+        let silent: BTreeSet<NodeNumber> = heartbeat.silent.iter().take(MAX_MEMBERS).copied().collect();
+        let reported = std::mem::replace(&mut known.reported, silent.clone());
         if known.member.state == MemberState::Suspect {
             known.member.state = well(known.drains);
             (self.is_changed, self.judge_at) = (true, 0);
         }
-        let silent: BTreeSet<NodeNumber> = heartbeat.silent.iter().copied().collect();
-        for answers in reported {
-            if !silent.contains(&answers)
-                && let Some(known) = self.members.get_mut(&answers)
-            {
+        for answers in reported.difference(&silent) {
+            if let Some(known) = self.members.get_mut(answers) {
                 known.unanswered.remove(&number);
             }
         }

@@ -1,6 +1,6 @@
 //! One member, and when its silence makes it suspect or has it removed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use larder_protocol::table::{Member, NodeNumber};
@@ -26,7 +26,7 @@ pub(super) struct KnownMember {
     /// Whether most members have not reached it for a while. It is home to nothing, if another node can be home.
     pub(super) is_unreached: bool,
     /// The members that it reported last.
-    pub(super) reported: Vec<NodeNumber>,
+    pub(super) reported: BTreeSet<NodeNumber>,
     pub(super) rival: Option<Rival>,
     /// Whether this life of it is to join again at another address.
     pub(super) has_moved: bool,
@@ -53,7 +53,7 @@ impl KnownMember {
             reports: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             is_unreached: false,
-            reported: Vec::new(),
+            reported: BTreeSet::new(),
             rival: None,
             has_moved: false,
         }

@@ -189,6 +189,17 @@ fn two_who_get_no_answer_have_a_silent_node_removed_early_and_one_alone_does_not
 }
 
 #[test]
+fn however_many_silent_members_a_heartbeat_names_no_more_count_than_there_can_be() {
+    let (mut membership, numbers) = cluster(2);
+    let kept = |membership: &mut Membership, silent| {
+        membership.heartbeat(numbers[0], 1, &Heartbeat { silent, ..beat() }, 10);
+        membership.members[&numbers[0]].reported.len()
+    };
+    assert_eq!(kept(&mut membership, (0..60_000).map(NodeNumber).collect()), MAX_MEMBERS);
+    assert_eq!(kept(&mut membership, vec![numbers[1]; 60_000]), 1);
+}
+
+#[test]
 fn a_node_that_the_coordinator_hears_stays_whatever_others_say() {
     let (mut membership, numbers) = cluster(3);
     for now in (1_000..=40_000).step_by(500) {
