@@ -262,7 +262,13 @@ impl Membership {
             weight: join.weight.max(1),
             state: MemberState::Alive,
         };
-        let drains = self.current(number, incarnation).is_some_and(|known| known.drains);
+        let mut before = self.current(number, incarnation);
+        let drains = before.as_ref().is_some_and(|known| known.drains);
+        let same_place = before.as_mut().filter(|known| known.member.peer == peer);
+        // A new stream does not make it reached.
+        let (is_unreached, unanswered) = same_place
+            .map(|known| (known.is_unreached, std::mem::take(&mut known.unanswered)))
+            .unwrap_or_default();
         let member = Member { state: well(drains), ..member };
         let is_new = self.members.get(&number).is_none_or(|known| known.member != member);
         if is_new {
@@ -273,7 +279,8 @@ impl Membership {
             // The node knows members that this leader does not: there is time to bring them.
             self.gathers_from = now;
         }
-        self.members.insert(number, KnownMember { drains, ..KnownMember::new(member, now) });
+        let known = KnownMember { drains, is_unreached, unanswered, ..KnownMember::new(member, now) };
+        self.members.insert(number, known);
         // It reports anew whom it does not reach.
         self.members.values_mut().for_each(|known| _ = known.unanswered.remove(&number));
         self.judge_at = 0;

@@ -579,6 +579,24 @@ fn reports_of_a_node_that_joins_again_count_no_more() {
 }
 
 #[test]
+fn a_node_that_is_not_reached_stays_home_to_nothing_when_the_same_life_joins_again() {
+    let (mut membership, numbers) = cluster(4);
+    let lost = numbers[0];
+    for now in (0..20_000).step_by(500) {
+        for &number in &numbers {
+            let silent = if number == lost { Vec::new() } else { vec![lost] };
+            membership.heartbeat(number, 1, &Heartbeat { silent, ..beat() }, now);
+        }
+        membership.tick(now);
+    }
+    assert!(!membership.table().homes.contains(&lost));
+    membership.join("node-0", &join(1), 20_000).unwrap();
+    membership.join("node-4", &join(1), 20_000).unwrap();
+    let table = membership.tick(20_100).unwrap();
+    assert_eq!((table.members.len(), table.homes.contains(&lost)), (5, false));
+}
+
+#[test]
 fn where_nobody_reaches_anybody_the_homes_stay() {
     let (mut membership, numbers) = cluster(3);
     let before = membership.tick(10).unwrap();
