@@ -182,6 +182,8 @@ struct Given {
     number: NodeNumber,
     /// The node's last departure, in the count of departures.
     left: u64,
+    /// The node's last life that is known, also after it left; 0 if none is.
+    incarnation: u64,
 }
 
 impl Membership {
@@ -208,9 +210,9 @@ impl Membership {
             is_unwritten: false,
             members,
             lost,
-            table: Arc::new(table),
             leavings: numbers.len() as u64,
-            numbers: given(numbers),
+            numbers: given(numbers, &table),
+            table: Arc::new(table),
             started: now,
             last_tick: now,
             judge_at: 0,
@@ -278,6 +280,9 @@ impl Membership {
         if self.members.is_empty() && epoch > self.table.epoch {
             // The node knows members that this leader does not: there is time to bring them.
             self.gathers_from = now;
+        }
+        if let Some(given) = self.numbers.get_mut(name) {
+            given.incarnation = incarnation;
         }
         let known = KnownMember { drains, is_unreached, unanswered, ..KnownMember::new(member, now) };
         self.members.insert(number, known);
@@ -562,8 +567,12 @@ impl Membership {
         address: SocketAddr,
         now: Millis,
     ) -> Result<(), JoinRefused> {
-        let known = self.numbers.get(name).and_then(|given| self.members.get_mut(&given.number));
-        let Some(known) = known else { return Ok(()) };
+        let Some(given) = self.numbers.get(name) else { return Ok(()) };
+        let Some(known) = self.members.get_mut(&given.number) else {
+            // It left in order, and its clock was set back since.
+            let is_earlier = given.incarnation > incarnation && given.incarnation < MAX_INCARNATION;
+            return if is_earlier { Err(JoinRefused::Outdated(given.incarnation + 1)) } else { Ok(()) };
+        };
         let is_same = known.member.peer == address || known.has_moved;
         if known.member.incarnation == incarnation && is_same {
             return Ok(());
@@ -601,7 +610,7 @@ impl Membership {
         let last = self.numbers.values().map(|given| given.number.0).max().unwrap_or(0);
         let next = last.checked_add(1).map(NodeNumber).filter(|&next| next < NodeNumber::THIS_NODE);
         let number = next.or_else(|| self.take_back()).ok_or(JoinRefused::Full)?;
-        self.numbers.insert(name.to_owned(), Given { number, left: 0 });
+        self.numbers.insert(name.to_owned(), Given { number, left: 0, incarnation: 0 });
         Ok(number)
     }
 
@@ -666,9 +675,14 @@ fn well(drains: bool) -> MemberState {
     if drains { MemberState::Draining } else { MemberState::Alive }
 }
 
-/// Numbers that an earlier coordinator gave out, in the order in which their nodes left.
-fn given(numbers: Vec<(String, NodeNumber)>) -> BTreeMap<String, Given> {
-    (1..).zip(numbers).map(|(left, (name, number))| (name, Given { number, left })).collect()
+/// Numbers that an earlier coordinator gave out, in the order in which their nodes left, and its last table.
+fn given(numbers: Vec<(String, NodeNumber)>, table: &Table) -> BTreeMap<String, Given> {
+    let incarnation = |number| table.member(number).map_or(0, |member| member.incarnation);
+    let given = (1..).zip(numbers).map(|(left, (name, number))| {
+        let incarnation = incarnation(number);
+        (name, Given { number, left, incarnation })
+    });
+    given.collect()
 }
 
 /// The first epoch of the term after this one. The last term has no next: it goes on.

@@ -138,7 +138,8 @@ impl Membership {
                 let known = KnownMember { is_awaited: true, ..KnownMember::new(member.clone(), now) };
                 self.members.insert(member.number, known);
             }
-            let given = Given { number: member.number, left: self.leavings };
+            let (number, incarnation) = (member.number, member.incarnation);
+            let given = Given { number, left: self.leavings, incarnation };
             self.numbers.insert(member.name.clone(), given);
         }
         self.table = Arc::clone(table);

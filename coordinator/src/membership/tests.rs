@@ -390,6 +390,21 @@ fn who_leaves_is_gone_at_once() {
 }
 
 #[test]
+fn a_node_that_left_in_order_comes_back_as_a_later_life_even_if_its_clock_was_set_back() {
+    let (mut membership, numbers) = cluster(2);
+    membership.leave(numbers[0], 1);
+    let number = membership.join("node-0", &join(9), 100).unwrap().number;
+    membership.leave(number, 9);
+    membership.tick(200);
+    assert_eq!(membership.join("node-0", &join(5), 300), Err(JoinRefused::Outdated(10)));
+    assert!(membership.join("node-0", &join(10), 300).is_ok());
+    membership.leave(number, 10);
+    membership.join("node-0", &join(MAX_INCARNATION), 400).unwrap();
+    membership.leave(number, MAX_INCARNATION);
+    assert!(membership.join("node-0", &join(11), 500).is_ok(), "after the last life there is no later one");
+}
+
+#[test]
 fn a_removed_member_is_lost_until_it_comes_back_or_is_forgotten_and_one_that_left_is_not() {
     let (mut membership, numbers) = cluster(3);
     let lost = |membership: &Membership, now| -> Vec<(String, Millis)> {
