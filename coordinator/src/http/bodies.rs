@@ -1,9 +1,11 @@
 //! Request bodies: bounds the bytes in memory, and parses on threads of their own.
 //!
-//! Small bodies have memory and a thread of their own, so large bodies do not keep them waiting. A body that gets no thread soon is
-//! refused: its asker learns that it should ask later.
+//! Small bodies have memory and a thread of their own, so large bodies do not keep them waiting. One address has half of the memory
+//! of small bodies at most. A body that gets no thread soon is refused: its asker learns that it should ask later.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use actix_web::error::InternalError;
@@ -28,6 +30,10 @@ pub(crate) struct Bodies {
 struct Share {
     /// Room for bytes in memory, in units of [`UNIT_BYTES`].
     room: Arc<Semaphore>,
+    /// The units that one address may have.
+    most_of_a_source: usize,
+    /// The units that each address may still take. An address without bodies has no entry, or a dead one.
+    sources: Arc<Mutex<HashMap<IpAddr, Weak<Semaphore>>>>,
     /// Places on the threads that parse bodies.
     threads: Arc<Semaphore>,
 }
@@ -35,17 +41,28 @@ struct Share {
 /// A body in memory.
 pub(super) struct Body {
     bytes: BytesMut,
-    held: OwnedSemaphorePermit,
+    held: Held,
     threads: Arc<Semaphore>,
+}
+
+/// The units that a body has, of all and of its address.
+struct Held {
+    room: OwnedSemaphorePermit,
+    of_source: OwnedSemaphorePermit,
 }
 
 impl Bodies {
     pub(crate) fn new() -> Self {
-        let share = |bytes: usize, threads| Share {
-            room: Arc::new(Semaphore::new(bytes.div_ceil(UNIT_BYTES))),
+        let share = |bytes: usize, of_a_source: usize, threads| Share {
+            room: Arc::new(Semaphore::new(bytes / UNIT_BYTES)),
+            most_of_a_source: of_a_source / UNIT_BYTES,
+            sources: Arc::default(),
             threads: Arc::new(Semaphore::new(threads)),
         };
-        Self { small: share(MAX_SMALL_BYTES_HERE, SMALL_THREADS), large: share(MAX_BYTES_HERE, THREADS) }
+        Self {
+            small: share(MAX_SMALL_BYTES_HERE, MAX_SMALL_BYTES_HERE / 2, SMALL_THREADS),
+            large: share(MAX_BYTES_HERE, MAX_BYTES_HERE, THREADS),
+        }
     }
 
     /// Reads a request's body. Bytes count as they arrive, not as announced.
@@ -55,11 +72,12 @@ impl Bodies {
         if announced.is_some_and(|bytes: u64| bytes > MAX_BODY_BYTES as u64) {
             return Err(too_long());
         }
-        body_in_time(self.read_all(payload)).await
+        let source = head.peer_addr().map_or(Ipv4Addr::UNSPECIFIED.into(), |from| from.ip().to_canonical());
+        body_in_time(self.read_all(source, payload)).await
     }
 
-    async fn read_all(&self, mut payload: Payload) -> Result<Body, Error> {
-        let mut body = self.small.body()?;
+    async fn read_all(&self, source: IpAddr, mut payload: Payload) -> Result<Body, Error> {
+        let mut body = self.small.body(source)?;
         while let Some(piece) = payload.next().await {
             let piece: Bytes = piece?;
             let bytes = body.bytes.len() + piece.len();
@@ -68,11 +86,10 @@ impl Bodies {
             }
             let is_large = bytes > MAX_SMALL_BODY_BYTES;
             if is_large && body.bytes.len() <= MAX_SMALL_BODY_BYTES {
-                body = Body { bytes: body.bytes, ..self.large.body()? };
+                body = Body { bytes: body.bytes, ..self.large.body(source)? };
             }
             let share = if is_large { &self.large } else { &self.small };
-            let missing = bytes.div_ceil(UNIT_BYTES).saturating_sub(body.held.num_permits());
-            body.held.merge(share.take(missing)?);
+            share.take(source, bytes.div_ceil(UNIT_BYTES), &mut body.held)?;
             body.bytes.extend_from_slice(&piece);
         }
         Ok(body)
@@ -80,12 +97,34 @@ impl Bodies {
 }
 
 impl Share {
-    fn body(&self) -> Result<Body, Error> {
-        Ok(Body { bytes: BytesMut::new(), held: self.take(1)?, threads: Arc::clone(&self.threads) })
+    /// A body without bytes, which holds no units.
+    fn body(&self, source: IpAddr) -> Result<Body, Error> {
+        let none = |of: Arc<Semaphore>| of.try_acquire_many_owned(0).map_err(|_| busy());
+        let held = Held { room: none(Arc::clone(&self.room))?, of_source: none(self.units_of(source))? };
+        Ok(Body { bytes: BytesMut::new(), held, threads: Arc::clone(&self.threads) })
     }
 
-    fn take(&self, units: usize) -> Result<OwnedSemaphorePermit, Error> {
-        Arc::clone(&self.room).try_acquire_many_owned(units as u32).map_err(|_| busy())
+    /// Takes the units that a body of this address lacks to have this many.
+    fn take(&self, source: IpAddr, units: usize, held: &mut Held) -> Result<(), Error> {
+        let missing = units.saturating_sub(held.room.num_permits()) as u32;
+        let take = |of: Arc<Semaphore>| of.try_acquire_many_owned(missing).map_err(|_| busy());
+        // Both or none: an error drops the first.
+        let (of_source, room) = (take(self.units_of(source))?, take(Arc::clone(&self.room))?);
+        held.of_source.merge(of_source);
+        held.room.merge(room);
+        Ok(())
+    }
+
+    /// The units that an address may still take; they live as long as a body of the address.
+    fn units_of(&self, source: IpAddr) -> Arc<Semaphore> {
+        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(units) = sources.get(&source).and_then(Weak::upgrade) {
+            return units;
+        }
+        sources.retain(|_, units| units.strong_count() > 0);
+        let units = Arc::new(Semaphore::new(self.most_of_a_source));
+        sources.insert(source, Arc::downgrade(&units));
+        units
     }
 }
 
@@ -128,11 +167,11 @@ const MAX_SMALL_BODY_BYTES: usize = 64 << 10;
 /// Bytes of all large bodies in memory: four of the largest.
 const MAX_BYTES_HERE: usize = 4 * MAX_BODY_BYTES;
 
-/// Bytes of all small bodies in memory.
+/// Bytes of all small bodies in memory. More units than connections to the HTTP endpoint.
 const MAX_SMALL_BYTES_HERE: usize = 128 * MAX_SMALL_BODY_BYTES;
 
 /// The unit of the count of bytes.
-const UNIT_BYTES: usize = 16 << 10;
+const UNIT_BYTES: usize = 4 << 10;
 
 /// Large bodies that are parsed at a time: the coordinator's other threads need CPUs too.
 const THREADS: usize = 2;
@@ -148,8 +187,11 @@ mod tests {
     use std::sync::mpsc;
 
     use actix_web::FromRequest as _;
+    use actix_web::error::PayloadError;
     use actix_web::http::StatusCode;
+    use actix_web::rt::task::JoinHandle;
     use actix_web::test::TestRequest;
+    use futures_util::stream;
 
     use super::*;
 
@@ -163,7 +205,7 @@ mod tests {
     async fn large_bodies_that_take_long_are_refused_and_small_ones_are_understood_meanwhile() {
         let bodies = Bodies::new();
         let (go, waits) = mpsc::channel::<()>();
-        let waits = Arc::new(std::sync::Mutex::new(waits));
+        let waits = Arc::new(Mutex::new(waits));
         let mut slow = Vec::new();
         for _ in 0..THREADS {
             let (body, waits) = (read(&bodies, 1 << 20).await.unwrap(), Arc::clone(&waits));
@@ -187,6 +229,29 @@ mod tests {
             understood.await.unwrap().unwrap();
         }
         read(&bodies, 1 << 20).await.unwrap().understand(|_| Ok(())).await.unwrap();
+    }
+
+    /// Reads a body from this address, of which only the first `bytes` come.
+    async fn begin(bodies: Bodies, from: [u8; 4], bytes: usize) -> Result<Body, Error> {
+        let first = (bytes > 0).then(|| Ok::<_, PayloadError>(Bytes::from(vec![b' '; bytes])));
+        let body = stream::iter(first).chain(stream::pending()).boxed_local();
+        let (head, _) = TestRequest::post().peer_addr((from, 1).into()).to_http_parts();
+        let payload = Payload::from_request(&head, &mut body.into()).await?;
+        bodies.read(&head, payload).await
+    }
+
+    #[actix_web::test]
+    async fn one_address_leaves_memory_for_others_however_little_it_sends_on_each_connection() {
+        for bytes in [0, 1, UNIT_BYTES, MAX_SMALL_BODY_BYTES] {
+            let bodies = Bodies::new();
+            let mut held = Vec::new();
+            for _ in 0..512 {
+                held.push(actix_web::rt::spawn(begin(bodies.clone(), [10, 0, 0, 1], bytes)));
+                tokio::task::yield_now().await;
+            }
+            assert!(read(&bodies, MAX_SMALL_BODY_BYTES).await.is_ok(), "{bytes}");
+            held.iter().for_each(JoinHandle::abort);
+        }
     }
 
     #[actix_web::test]
