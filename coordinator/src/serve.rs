@@ -470,7 +470,8 @@ fn limits_of(role: Role) -> GuestLimits {
     let (connections, message_bytes, waiting_bytes) = match role {
         // All dialed addresses may be this coordinator's. Pages of a table are the longest messages.
         Role::Node => (2 * MAX_ADDRESSES, MAX_PEER_MESSAGE_BYTES, MAX_PEER_MESSAGE_BYTES),
-        Role::Engine | Role::Admin => (64, SMALL_MESSAGE_BYTES, 64 * SMALL_MESSAGE_BYTES),
+        Role::Admin => (64, SMALL_MESSAGE_BYTES, 64 * SMALL_MESSAGE_BYTES),
+        Role::Engine => (16, SMALL_MESSAGE_BYTES, 16 * SMALL_MESSAGE_BYTES),
         // All coordinators may have one certificate.
         Role::Coordinator => (16, SMALL_MESSAGE_BYTES, 16 * SMALL_MESSAGE_BYTES),
     };

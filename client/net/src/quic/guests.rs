@@ -1,7 +1,8 @@
 //! Bounds on the clients of a server: connections of each identity, and bytes of requests in flight.
 //!
-//! Any certificate of the cluster opens connections. The bounds go by identity and role, so a process that asks for too much, by
-//! fault or by will, hinders only itself. Handshakes are counted by address.
+//! Any certificate of the cluster opens connections. The bounds go by identity, tenant and role, so a process that asks for too
+//! much, by fault or by will, hinders only itself: engines leave places for those of other tenants and for admins. Handshakes are
+//! counted by address.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -51,8 +52,10 @@ struct Known {
     handshakes: usize,
     handshakes_by_source: HashMap<IpAddr, usize>,
     by_identity: HashMap<Identity, Connected>,
+    /// Connections of all nodes and coordinators, of all admins, and of all engines.
     members: usize,
-    others: usize,
+    admins: usize,
+    engines: usize,
     last: u64,
     turned_away: Seldom,
 }
@@ -121,10 +124,27 @@ impl Known {
             handshakes_by_source: HashMap::new(),
             by_identity: HashMap::new(),
             members: 0,
-            others: 0,
+            admins: 0,
+            engines: 0,
             last: 0,
             turned_away: Seldom::new(QUIET),
         }
+    }
+
+    /// The count of all connections with this role or its like.
+    fn count(&mut self, role: Role) -> &mut usize {
+        match role {
+            Role::Node | Role::Coordinator => &mut self.members,
+            Role::Admin => &mut self.admins,
+            Role::Engine => &mut self.engines,
+        }
+    }
+
+    /// Whether the engines of this identity's tenant have as many connections as one tenant may have.
+    fn is_tenant_full(&self, engine: &Identity) -> bool {
+        let same = self.by_identity.iter().filter(|(other, _)| other.tenant == engine.tenant);
+        let connections = same.map(|(_, connected)| connected.connections.len()).sum::<usize>();
+        engine.role == Role::Engine && connections >= MAX_ENGINE_CONNECTIONS / 4
     }
 }
 
@@ -236,11 +256,12 @@ impl Guests {
             Err(TurnedAway { reason: "connections", source: None })
         };
         let mut known = crate::lock(&self.0.known);
-        let (now, most) = match is_member {
-            true => (known.members, self.0.most_members),
-            false => (known.others, MAX_OTHER_CONNECTIONS),
+        let most = match identity.role {
+            Role::Node | Role::Coordinator => self.0.most_members,
+            Role::Admin => MAX_ADMIN_CONNECTIONS,
+            Role::Engine => MAX_ENGINE_CONNECTIONS,
         };
-        if now >= most {
+        if *known.count(identity.role) >= most || known.is_tenant_full(identity) {
             return turn_away(connection);
         }
         known.last += 1;
@@ -261,7 +282,7 @@ impl Guests {
         }
         let waiting_bytes = Arc::clone(&connected.waiting_bytes);
         connected.connections.insert(number, connection);
-        *(if is_member { &mut known.members } else { &mut known.others }) += 1;
+        *known.count(identity.role) += 1;
         drop(known);
         Ok(Seat { guests: self.clone(), identity: identity.clone(), number, limits, waiting_bytes })
     }
@@ -307,7 +328,7 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut known = crate::lock(&self.guests.0.known);
-        *(if is_member(self.identity.role) { &mut known.members } else { &mut known.others }) -= 1;
+        *known.count(self.identity.role) -= 1;
         if let Some(connected) = known.by_identity.get_mut(&self.identity) {
             connected.connections.remove(&self.number);
             if connected.connections.is_empty() {
@@ -335,8 +356,11 @@ fn is_member(role: Role) -> bool {
     matches!(role, Role::Node | Role::Coordinator)
 }
 
-/// Connections of all others, however many they are.
-const MAX_OTHER_CONNECTIONS: usize = 2_048;
+/// Connections of all engines, however many they are; those of one tenant have a quarter at most.
+const MAX_ENGINE_CONNECTIONS: usize = 2_048;
+
+/// Connections of all admins, however many they are.
+const MAX_ADMIN_CONNECTIONS: usize = 256;
 
 /// Handshakes under way.
 const MAX_HANDSHAKES: usize = 1_024;
@@ -354,3 +378,31 @@ const CLOSED_FOR_NUMBER: VarInt = VarInt::from_u32(2);
 
 /// At most one connection that is turned away is logged in this time.
 const QUIET: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_leave_places_for_admins_and_for_engines_of_other_tenants() {
+        let limits = |_| GuestLimits { connections: 16, streams: 1, message_bytes: 1, waiting_bytes: 1 };
+        let guests = Guests::new(limits, 1);
+        let enter = |identity: &Identity| guests.seat_for(identity, Counted::Tcp(watch::Sender::default()));
+        let fill = |tenant: &str| {
+            let names = (0..).map(|engine| Identity::engine(tenant, &format!("engine-{engine}")));
+            let seats = names.map_while(|engine| {
+                let seats: Vec<Seat> = (0..16).map_while(|_| enter(&engine).ok()).collect();
+                (!seats.is_empty()).then_some(seats)
+            });
+            seats.flatten().collect::<Vec<Seat>>()
+        };
+        let (one, admin) = (fill("one"), Identity::new(Role::Admin, "me"));
+        assert_eq!(one.len(), MAX_ENGINE_CONNECTIONS / 4);
+        let others = ["two", "three", "four"].map(fill);
+        assert!(others.iter().all(|seats| seats.len() == one.len()));
+        assert!(fill("five").is_empty());
+        assert!(enter(&admin).is_ok());
+        drop(one);
+        assert_eq!(fill("five").len(), MAX_ENGINE_CONNECTIONS / 4, "the places are free again");
+    }
+}
