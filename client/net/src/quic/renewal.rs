@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use tokio::time::Instant;
+
 use super::credentials::digest;
 use super::{CredentialFiles, Credentials, InspectError, Inspected, inspect};
 
@@ -21,11 +23,12 @@ pub async fn renew_when_changed(
 ) {
     // The files may have changed since these were read.
     let mut in_use = credentials.pem();
-    let mut next_warning = SystemTime::UNIX_EPOCH;
+    // The clock of the system may run ahead and be set back.
+    let mut next_warning = Instant::now();
     loop {
-        let now = SystemTime::now();
+        let now = Instant::now();
         if now >= next_warning && files.read().is_ok_and(|pem| is(&pem, in_use)) {
-            judge(&files, now, &expires);
+            judge(&files, SystemTime::now(), &expires);
             next_warning = now + WARNED_EVERY;
         }
         tokio::time::sleep(every).await;
@@ -42,7 +45,7 @@ pub async fn renew_when_changed(
             Ok(new) if new.identity() == credentials.identity() => {
                 renew(&new);
                 in_use = new.pem();
-                next_warning = SystemTime::UNIX_EPOCH;
+                next_warning = Instant::now();
                 tracing::info!(identity = %new.identity(), "the certificates are renewed");
             }
             Ok(new) => tracing::warn!(
@@ -98,4 +101,34 @@ const SECONDS_OF_A_DAY: u64 = 86_400;
 /// Whether the credentials in use were made of these files.
 fn is([ca, certificate, key]: &[Vec<u8>; 3], in_use: u64) -> bool {
     digest([ca, certificate, key]) == in_use
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use larder_protocol::identity::{Identity, Role};
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::quic::ca::{Authority, Validity};
+
+    #[tokio::test(start_paused = true)]
+    async fn the_warning_comes_once_a_day_whatever_the_systems_clock_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        let (authority, own) = Authority::create(Validity::days(1)).unwrap();
+        let issued = authority.issue(&Identity::new(Role::Node, "n"), Validity::days(1)).unwrap();
+        std::fs::write(file("ca.pem"), own.certificate_pem).unwrap();
+        std::fs::write(file("n.pem"), issued.certificate_pem).unwrap();
+        std::fs::write(file("n.key"), issued.key_pem).unwrap();
+        let (ca, certificate, key) = (file("ca.pem"), file("n.pem"), file("n.key"));
+        let files = CredentialFiles { ca, certificate, key };
+        let (credentials, judged) = (Credentials::load(&files).unwrap(), Cell::new(0));
+        let expires = |_| judged.set(judged.get() + 1);
+        let hour = Duration::from_secs(3_600);
+        // Only the time of tokio passes.
+        timeout(hour * 49, renew_when_changed(files, credentials, hour, |_| {}, expires)).await.unwrap_err();
+        assert_eq!(judged.get(), 3);
+    }
 }
