@@ -15,6 +15,7 @@ use bytesize::ByteSize;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::blocking::no_thread;
 use crate::sizes::{exact, size};
@@ -39,8 +40,16 @@ pub type Lost = Arc<dyn Fn() + Send + Sync>;
 /// Hands lines of JSON to the thread that writes them. Cheap to clone; the thread ends with the last clone.
 #[derive(Clone)]
 pub struct LineFile {
-    queue: SyncSender<Vec<u8>>,
+    queue: SyncSender<Queued>,
     lost: Lost,
+    /// Each line of [`LineFile::write_if_half_empty`] in the queue has one.
+    places: Arc<Semaphore>,
+}
+
+/// A line in the queue.
+struct Queued {
+    text: Vec<u8>,
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 /// The file being written.
@@ -53,6 +62,12 @@ struct OpenFile {
     bytes: u64,
     /// Lines that are not in the file yet.
     waiting: Vec<u8>,
+}
+
+impl Queued {
+    fn plain(text: &[u8]) -> Self {
+        Self { text: text.to_vec(), _place: None }
+    }
 }
 
 impl RecordConfig {
@@ -76,13 +91,26 @@ impl LineFile {
             .name(thread.into())
             .spawn(move || write_lines(open, &lines, &lost_by_thread))
             .map_err(no_thread)?;
-        Ok((Self { queue, lost }, thread))
+        Ok((Self { queue, lost, places: places() }, thread))
     }
 
     /// Writes a line.
     pub fn write(&self, line: &impl Serialize) {
-        let queued = serde_json::to_vec(line).ok().is_some_and(|text| self.queue.try_send(text).is_ok());
-        if !queued {
+        self.queue(line, None);
+    }
+
+    /// Writes a line, unless lines that were written in this way fill half of the queue: the other half is for other lines.
+    pub fn write_if_half_empty(&self, line: &impl Serialize) {
+        match Arc::clone(&self.places).try_acquire_owned() {
+            Ok(place) => self.queue(line, Some(place)),
+            Err(_) => (self.lost)(),
+        }
+    }
+
+    fn queue(&self, line: &impl Serialize, place: Option<OwnedSemaphorePermit>) {
+        let text = serde_json::to_vec(line).ok();
+        let queued = text.map(|text| self.queue.try_send(Queued { text, _place: place }).is_ok());
+        if queued != Some(true) {
             (self.lost)();
         }
     }
@@ -90,7 +118,7 @@ impl LineFile {
     /// Ends the thread, after it has written the lines handed over before. Later lines are lost.
     pub fn end(&self) {
         // An error: the queue is full. Then the thread ends with the last handle.
-        let _ = self.queue.try_send(END.to_vec());
+        let _ = self.queue.try_send(Queued::plain(END));
     }
 }
 
@@ -280,7 +308,7 @@ fn lock(file: &File) -> io::Result<()> {
     }
 }
 
-fn write_lines(mut open: OpenFile, lines: &Receiver<Vec<u8>>, lost: &Lost) {
+fn write_lines(mut open: OpenFile, lines: &Receiver<Queued>, lost: &Lost) {
     let mut failing = Failing::default();
     loop {
         let line = match lines.try_recv() {
@@ -296,8 +324,8 @@ fn write_lines(mut open: OpenFile, lines: &Receiver<Vec<u8>>, lost: &Lost) {
             }
             line => line.ok(),
         };
-        let Some(line) = line.filter(|line| line != END) else { break };
-        if let Err(error) = open.add(&line) {
+        let Some(line) = line.filter(|line| line.text != END) else { break };
+        if let Err(error) = open.add(&line.text) {
             lost();
             failing.note(&Err(error), &open.config.path);
         }
@@ -313,6 +341,11 @@ fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.mode(0o600);
     options
+}
+
+/// The places in the queue for lines that leave half of it to others.
+fn places() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(QUEUE_LINES / 2))
 }
 
 fn file_bytes() -> ByteSize {
@@ -364,8 +397,8 @@ mod tests {
         let (file, thread) = LineFile::start(config, "test", count).unwrap();
         for number in 0..lines {
             // The queue is bounded, so this waits for the thread; an engine would not wait.
-            while file.queue.try_send(format!(r#"{{"number":{number},"more":"{:20}"}}"#, "").into()).is_err()
-            {
+            let line = format!(r#"{{"number":{number},"more":"{:20}"}}"#, "");
+            while file.queue.try_send(Queued::plain(line.as_bytes())).is_err() {
                 std::thread::yield_now();
             }
         }
@@ -390,6 +423,24 @@ mod tests {
         file.write(&"x".repeat(2 << 20));
         file.end();
         last_lines(Some(thread)).await;
+    }
+
+    #[test]
+    fn lines_that_leave_half_of_the_queue_to_others_do_not_crowd_them_out() {
+        let (queue, lines) = sync_channel(QUEUE_LINES);
+        let lost = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&lost);
+        let count: Lost = Arc::new(move || _ = count.fetch_add(1, Ordering::Relaxed));
+        // Nobody takes the lines: the disk stalls.
+        let file = LineFile { queue, lost: count, places: places() };
+        (0..2 * QUEUE_LINES).for_each(|line| file.write_if_half_empty(&line));
+        let half = QUEUE_LINES as u64 / 2;
+        assert_eq!(lost.load(Ordering::Relaxed), 2 * QUEUE_LINES as u64 - half);
+        (0..half).for_each(|line| file.write(&line));
+        assert_eq!(lost.load(Ordering::Relaxed), 2 * QUEUE_LINES as u64 - half, "there was room");
+        drop(lines.recv().unwrap());
+        file.write_if_half_empty(&"again");
+        assert_eq!(lost.load(Ordering::Relaxed), 2 * QUEUE_LINES as u64 - half);
     }
 
     #[test]
@@ -506,7 +557,7 @@ mod tests {
         let thread = std::thread::spawn(move || write_lines(open, &lines, &lost_one));
         while lost.load(Ordering::Relaxed) == 0 {
             let number = count.fetch_add(1, Ordering::Relaxed);
-            queue.send(format!("{number} {}", "x".repeat(1_000)).into()).unwrap();
+            queue.send(Queued::plain(format!("{number} {}", "x".repeat(1_000)).as_bytes())).unwrap();
         }
         let mut seen = String::new();
         while !seen.ends_with("the last\n") {
@@ -514,7 +565,7 @@ mod tests {
             if let Ok(bytes) = reader.read(&mut some) {
                 seen.push_str(std::str::from_utf8(&some[..bytes]).unwrap());
             }
-            _ = queue.try_send(b"the last".to_vec());
+            _ = queue.try_send(Queued::plain(b"the last"));
         }
         drop(queue);
         thread.join().unwrap();

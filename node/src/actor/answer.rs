@@ -50,8 +50,9 @@ impl GpuActor {
         };
         let outcome = Outcome::of(answer.response.as_ref());
         let done = if outcome == Outcome::Done { Ok(()) } else { Err(outcome.name()) };
-        let by = self.engines.get(&session).map_or("", |engine| &engine.client.audited_as);
-        self.hands.audit.note(by, request, &what, done);
+        let client = self.engines.get(&session).map(|engine| &engine.client);
+        let by = client.map_or(("", ""), |client| (&client.tenant, &client.audited_as));
+        self.hands.audit.note_of_engine(by, request, &what, done);
     }
 
     /// An answer with places, and with the descriptors of extents that the session sees for the first time.

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use actix::prelude::*;
 use larder_core::lookups::Origin;
@@ -19,6 +20,8 @@ pub struct Client {
     pub name: String,
     /// The engine's process, if the system tells.
     pub pid: Option<u32>,
+    /// The engine's tenant.
+    pub tenant: Arc<str>,
     /// The engine's name in the audit log.
     pub audited_as: String,
 }

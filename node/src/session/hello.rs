@@ -173,7 +173,8 @@ async fn welcome(
     let window = make_window(settings, windows, &actor, hello).await.map_err(|answer| (number, answer))?;
     let writer = write_welcome(settings, guest, device, window.as_deref())
         .map_err(|error| refused(RefusalCode::Internal, &error))?;
-    let client = Client { name: hello.client.clone(), pid, audited_as: audit_name(name, &hello.client, pid) };
+    let audited_as = audit_name(name, &hello.client, pid);
+    let client = Client { name: hello.client.clone(), pid, tenant: Arc::clone(name), audited_as };
     let mut lives = actor.lives.clone();
     lives.mark_unchanged();
     let process = member.process;
