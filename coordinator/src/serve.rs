@@ -68,7 +68,6 @@ pub(crate) async fn serve(endpoint: Endpoint, server: Server) {
 
 impl Server {
     async fn serve_connection(self: &Rc<Self>, incoming: Incoming, guests: &Guests) {
-        let remote = incoming.remote();
         let guest = match guests.receive(incoming).await {
             Ok(Some(guest)) => guest,
             Ok(None) => return,
@@ -118,7 +117,7 @@ impl Server {
             }
             _ => {
                 self.metrics.rejected("not_allowed");
-                tracing::warn!(peer = %connection.peer(), %remote, "a process sent a message that its role may not send to a coordinator");
+                guest.log_refused("a process of this role may not send this message to a coordinator");
             }
         }
     }

@@ -444,7 +444,7 @@ impl Thread {
         let PeerRequest::Fetch(fetch) = request else { return metrics.rejected("not_allowed") };
         let connection = guest.connection();
         if let Err(refused) = may_fetch(connection.peer(), &fetch) {
-            tracing::warn!(peer = %connection.peer(), refused, "a fetch is refused");
+            guest.log_refused(refused);
             return metrics.rejected("not_allowed");
         }
         self.mover.send_blocks(&serving.blocks, (connection, order), send, fetch, trace).await;

@@ -197,7 +197,7 @@ impl Server {
         let response = match self.check(connection.peer(), &request) {
             Err(refused) => {
                 metrics.rejected("not_allowed");
-                tracing::warn!(peer = %connection.peer(), refused, "a request is refused");
+                guest.log_refused(refused);
                 PeerResponse::Refused(refused.to_owned())
             }
             Ok(()) => {

@@ -58,6 +58,7 @@ struct Known {
     engines: usize,
     last: u64,
     turned_away: Seldom,
+    refused: Seldom,
 }
 
 #[derive(Debug)]
@@ -128,6 +129,7 @@ impl Known {
             engines: 0,
             last: 0,
             turned_away: Seldom::new(QUIET),
+            refused: Seldom::new(QUIET),
         }
     }
 
@@ -295,6 +297,15 @@ impl Guest {
         &self.connection
     }
 
+    /// Logs that a request of the guest is refused: at most one line a second for all guests together.
+    pub fn log_refused(&self, refused: &str) {
+        let Shared { started, known, .. } = &*self.seat.guests.0;
+        if let Some(more) = crate::lock(known).refused.says(started.elapsed()) {
+            let (peer, remote) = (self.connection.peer(), self.connection.quic().remote_address());
+            tracing::warn!(%peer, %remote, refused, more, "a request is refused");
+        }
+    }
+
     /// The guest's seat, which reads the guest's messages.
     #[must_use]
     pub fn seat(&self) -> &Seat {
@@ -376,7 +387,7 @@ pub(crate) const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
 const CLOSED_FOR_NUMBER: VarInt = VarInt::from_u32(2);
 
-/// At most one connection that is turned away is logged in this time.
+/// At most one connection that is turned away, and one request that is refused, is logged in this time.
 const QUIET: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

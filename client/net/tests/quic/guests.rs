@@ -136,6 +136,20 @@ async fn a_nodes_oldest_connection_makes_way_for_a_new_one_and_others_are_turned
 }
 
 #[tokio::test]
+async fn an_engine_that_asks_for_forbidden_things_in_a_loop_fills_no_log() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let log = tracing_subscriber::fmt().with_writer(file.reopen().unwrap()).finish();
+    let _logs = tracing::subscriber::set_default(log);
+    let (ca, guests) = (Ca::new(), Guests::new(limits, 4));
+    let (client, server) = (ca.endpoint(Role::Admin, "e"), ca.endpoint(Role::Node, "b"));
+    let (_connection, guest) = visit(&client, &server, &guests).await;
+    let guest = guest.unwrap();
+    (0..1_000).for_each(|_| guest.log_refused("only nodes may do this"));
+    let lines = std::fs::read_to_string(file.path()).unwrap();
+    assert_eq!(lines.matches("only nodes may do this").count(), 1, "{lines}");
+}
+
+#[tokio::test]
 async fn each_server_has_its_own_bound_of_members_which_holds_for_no_others() {
     let ca = Ca::new();
     let (node, admin) = (ca.endpoint(Role::Node, "a"), ca.endpoint(Role::Admin, "e"));
