@@ -303,8 +303,8 @@ impl Cluster {
                 })
             },
             purge: {
-                let purges = purges.clone();
-                Box::new(move |admin, command| purges.command(admin, command))
+                let (purges, watch) = (purges.clone(), self.watch.clone());
+                Box::new(move |admin, command| purges.command(&watch, admin, command))
             },
             show,
             audit: reloads.audit(),

@@ -21,6 +21,7 @@ use crate::disk::{DiskPurge, PurgedSegment, Refused};
 use crate::exchange::Tell;
 use crate::object::ObjectTier;
 use crate::object::tier::ObjectPurge;
+use crate::watched::{Watch, here};
 use larder_net::audit::Audit;
 
 /// The node's purges. Cloning shares.
@@ -63,13 +64,19 @@ impl Purges {
         _ = self.0.parts.set(Parts { actors: actors.to_vec(), objects });
     }
 
-    /// Carries out an admin's command, and reports the purge's progress.
+    /// Carries out an admin's command, and reports the purge's progress. If a purge panics, `watch` catches it, and the purge is
+    /// over.
     ///
     /// # Errors
     /// A text for people: why the command cannot be carried out.
-    pub(crate) fn command(&self, admin: &str, command: PurgeCommand) -> Result<PurgeReport, String> {
+    pub(crate) fn command(
+        &self,
+        watch: &Watch,
+        admin: &str,
+        command: PurgeCommand,
+    ) -> Result<PurgeReport, String> {
         match command {
-            PurgeCommand::Start(scope, mode) => self.start(admin, scope, mode),
+            PurgeCommand::Start(scope, mode) => self.start(watch, admin, scope, mode),
             PurgeCommand::Report(purge) => self.heard_of(purge).map(|last| last.report),
             PurgeCommand::End(purge) => {
                 let last = self.heard_of(purge)?;
@@ -79,7 +86,13 @@ impl Purges {
         }
     }
 
-    fn start(&self, admin: &str, scope: PurgeScope, mode: PurgeMode) -> Result<PurgeReport, String> {
+    fn start(
+        &self,
+        watch: &Watch,
+        admin: &str,
+        scope: PurgeScope,
+        mode: PurgeMode,
+    ) -> Result<PurgeReport, String> {
         let purge = {
             let mut last = self.last();
             // One whose admin ended it early goes on, too.
@@ -96,8 +109,13 @@ impl Purges {
             self.0.audit.note(admin, "purge", &scope.to_string(), Ok::<_, &str>(()));
         }
         tracing::info!(admin, %scope, ?mode, "a purge begins");
-        let (this, admin) = (self.clone(), admin.to_owned());
-        actix_rt::spawn(async move { this.carry_out(purge, scope, mode, &admin).await });
+        let (this, watch, admin) = (self.clone(), watch.clone(), admin.to_owned());
+        actix_rt::spawn(async move {
+            let carried_out = this.carry_out(purge, scope, mode, &admin);
+            if watch.catch_in("purge", carried_out).await.is_none() {
+                this.give_up(purge).await;
+            }
+        });
         Ok(self.last().report.clone())
     }
 
@@ -139,14 +157,31 @@ impl Purges {
         while self.is_open(purge) {
             sleep(LOOK_EVERY).await;
         }
+        self.end(purge).await;
+    }
+
+    /// Ends a purge that panicked: its chunks may come again, and others may purge.
+    async fn give_up(&self, purge: u64) {
+        self.note(purge, |last| {
+            if !last.report.is_over {
+                last.report.trouble = Some("the purge failed: the node's log says why".to_owned());
+                last.report.is_over = true;
+            }
+        });
+        self.end(purge).await;
+    }
+
+    async fn end(&self, purge: u64) {
         self.note(purge, |last| last.has_ended = true);
-        for actor in actors {
+        for actor in self.0.parts.get().into_iter().flat_map(|parts| &parts.actors) {
+            // An error: the actor is stopping.
             _ = actor.send(Tell(Event::Purge(PurgeStep::End(purge)))).await;
         }
     }
 
     /// Removes a purge's chunks from disk and memory, until none is found and none is being written.
     async fn remove(&self, purge: u64, scope: &PurgeScope, mode: PurgeMode) -> Result<Removed, String> {
+        here("purge");
         let actors = self.0.parts.get().map(|parts| &parts.actors[..]).unwrap_or_default();
         let (mut rounds, mut pause, mut waits_since) = (0, LOOK_EVERY, None);
         loop {
@@ -384,6 +419,28 @@ const SILENCE: Duration = Duration::from_secs(30);
 mod tests {
     use super::*;
     use crate::disk::tests::silent::{everything, hanging};
+    use crate::watched::plant;
+
+    #[actix::test]
+    async fn a_purge_that_panics_is_over_and_holds_up_no_later_one() {
+        let (purges, watch) = (Purges::new(Clock::start(), Audit::default()), Watch::in_test());
+        purges.begin(&[], None);
+        let purge = async || {
+            let start = PurgeCommand::Start(PurgeScope::Tenant("chat".to_owned()), PurgeMode::Remove);
+            let purge = purges.command(&watch, "admin me", start).unwrap().purge;
+            loop {
+                let report = purges.command(&watch, "admin me", PurgeCommand::Report(purge)).unwrap();
+                if report.is_over {
+                    break report.trouble;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        plant("purge");
+        assert!(timeout(SILENCE, purge()).await.unwrap().unwrap().contains("the purge failed"));
+        assert!(purges.last().has_ended);
+        assert_eq!(timeout(SILENCE, purge()).await.unwrap(), None);
+    }
 
     #[tokio::test]
     async fn a_purge_does_not_wait_for_a_silent_drive() {

@@ -176,7 +176,7 @@ metrics_table! {
             "Nodes in the node's table, by state";
         panics: IntCounterVec = "larder_peer_task_panics_total", "panics",
             [Label::one_of("task", &["directory", "peers", "orders", "accept", "serve", "fetch", "follow",
-                "tables", "follower", "certificates"])],
+                "tables", "follower", "certificates", "purge"])],
             "Tasks of the peer thread that panicked, and were started again with empty state";
     }
 }
