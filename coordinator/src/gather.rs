@@ -2,6 +2,7 @@
 
 mod purge;
 
+use std::error::Error;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use larder_net::audit::Audit;
-use larder_net::quic::{Connection, read_message, write_message};
+use larder_net::in_one_line;
+use larder_net::quic::{Connection, MessageError, read_message, write_message};
 use larder_protocol::drain::DrainCommand;
 use larder_protocol::peer::{PeerRequest, PeerResponse, Show};
 use larder_protocol::pin::{DevicePin, PinCommand};
@@ -198,7 +200,7 @@ async fn exchange(
     let mut used = None;
     let asked = async {
         let connection = nodes.connection(table, member.number).await;
-        ask(used.insert(connection.ok_or_else(lost)?), request).await
+        ask(used.insert(connection.map_err(|error| in_one_line(&error))?), request).await
     };
     let answer = timeout(DEADLINE, asked).await;
     let answer = answer.unwrap_or_else(|_| Err("no answer in time".to_owned()));
@@ -213,8 +215,9 @@ async fn exchange(
     }
 }
 
-fn lost() -> String {
-    "the coordinator does not reach the node".to_owned()
+/// The connection to a node is of no use. A node that does not accept the coordinator's certificate says so only now.
+fn lost(error: &dyn Error) -> String {
+    format!("the coordinator does not reach the node: {}", in_one_line(error))
 }
 
 async fn ask(connection: &Connection, request: &PeerRequest) -> Result<PeerResponse, String> {
@@ -224,10 +227,11 @@ async fn ask(connection: &Connection, request: &PeerRequest) -> Result<PeerRespo
             format!("the node speaks {}, which lacks this answer: upgrade the node", connection.version());
         return Ok(PeerResponse::Refused(why));
     }
-    let (mut send, mut receive) = connection.quic().open_bi().await.map_err(|_| lost())?;
-    write_message(&mut send, request).await.map_err(|_| lost())?;
-    send.finish().map_err(|_| lost())?;
-    read_message(&mut receive).await.ok().flatten().ok_or_else(lost)
+    let (mut send, mut receive) = connection.quic().open_bi().await.map_err(|error| lost(&error))?;
+    write_message(&mut send, request).await.map_err(|error| lost(&error))?;
+    send.finish().map_err(|error| lost(&error))?;
+    let answer = read_message(&mut receive).await.map_err(|error| lost(&error))?;
+    answer.ok_or_else(|| lost(&MessageError::Cut))
 }
 
 /// An answer in JSON.
@@ -269,3 +273,33 @@ const PURGES_AT_A_TIME: usize = 4;
 
 /// Most bytes of all answers to a question.
 const MOST_BYTES: usize = 32 << 20;
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::join_all;
+    use larder_protocol::table::NodeNumber;
+
+    use super::*;
+    use crate::nodes::tests::{member, serve, with_node};
+
+    #[test]
+    fn the_error_says_why_a_node_is_not_reached() {
+        let closing =
+            |node| serve(node, |guest| guest.quic().close(1_u32.into(), b"the certificate has expired"));
+        with_node(closing, async |nodes, node| {
+            let there = member(1, &node);
+            let other = Member { number: NodeNumber(2), name: "other".to_owned(), ..there.clone() };
+            let table = Table { members: vec![there, other], ..Table::default() };
+            let errors =
+                table.members.iter().map(|member| exchange(&nodes, &table, member, &PeerRequest::Ping));
+            let [closed, other] = <[_; 2]>::try_from(join_all(errors).await).unwrap();
+            for (error, why) in
+                [(closed, "the certificate has expired"), (other, "the process at this address is")]
+            {
+                let error = error.unwrap_err();
+                assert!(error.starts_with("the coordinator does not reach the node: "), "{error}");
+                assert!(error.contains(why), "{error}");
+            }
+        });
+    }
+}

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use larder_net::quic::{Connection, Endpoint};
+use larder_net::quic::{ConnectError, Connection, Endpoint};
 use larder_protocol::identity::Role;
 use larder_protocol::table::{NodeNumber, Table};
 use tokio::sync::Mutex;
@@ -13,6 +13,17 @@ use tokio::sync::Mutex;
 pub(crate) struct Nodes {
     endpoint: Endpoint,
     lines: RefCell<BTreeMap<NodeNumber, Rc<Line>>>,
+}
+
+/// Why there is no connection to a node.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotReached {
+    /// The node is gone.
+    #[error("the node is no member any more")]
+    NoMember,
+    /// Nobody answers at its address, somebody else does, or one of the two does not trust the other.
+    #[error("the coordinator does not reach the node")]
+    Connect(#[from] ConnectError),
 }
 
 /// The connection to a node, with the incarnation of the node's life. It is locked while the node is dialled: a node allows a
@@ -24,24 +35,26 @@ impl Nodes {
         Self { endpoint, lines: RefCell::default() }
     }
 
-    /// The connection to a member's present life; `None` if the member is not reached. Questions that come together share one
-    /// dial.
+    /// The connection to a member's present life. Questions that come together share one dial.
+    ///
+    /// # Errors
+    /// [`NotReached`]
     ///
     /// # Cancel safety
     /// Dropped, it gives up its dial; the next question that waits for the connection dials.
-    pub(crate) async fn connection(&self, table: &Table, node: NodeNumber) -> Option<Connection> {
-        let member = table.member(node)?;
+    pub(crate) async fn connection(&self, table: &Table, node: NodeNumber) -> Result<Connection, NotReached> {
+        let member = table.member(node).ok_or(NotReached::NoMember)?;
         let line = self.line(table, node);
         let mut line = line.lock().await;
         if let Some((incarnation, connection)) = &*line
             && *incarnation == member.incarnation
             && connection.quic().close_reason().is_none()
         {
-            return Some(connection.clone());
+            return Ok(connection.clone());
         }
-        let connection = self.endpoint.connect(member.peer, Role::Node, Some(&member.name)).await.ok()?;
+        let connection = self.endpoint.connect(member.peer, Role::Node, Some(&member.name)).await?;
         *line = Some((member.incarnation, connection.clone()));
-        Some(connection)
+        Ok(connection)
     }
 
     /// A node did not answer over this connection: the next question dials the node anew, unless another question has done so.

@@ -121,7 +121,7 @@ impl Asker {
         trace.count("larder.chunks", rows.len() as u64);
         let mut used = None;
         let asked = async {
-            let connection = self.nodes.connection(table, home).await?;
+            let connection = self.nodes.connection(table, home).await.ok()?;
             ask(used.insert(connection), table, rows, &trace).await
         };
         let answer = timeout(HOME_DEADLINE, asked).await;

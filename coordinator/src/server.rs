@@ -18,6 +18,7 @@ use larder_net::audit::{self, Audit};
 use larder_net::blocking::blocking;
 use larder_net::coordinator_client::Known;
 use larder_net::line_file::last_lines;
+use larder_net::metrics::EarliestEnd;
 use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
@@ -280,9 +281,9 @@ async fn serve_noting<R: Register + 'static>(
     let membership = membership_of(register.is_some(), &patience, state, uptime);
     let reloads = Reloads::new(file.as_ref(), membership.clone(), audit.clone());
     let metrics = Metrics::new()?;
-    renew_certificate(&endpoint, &config, credentials, &metrics);
+    let ends = renew_certificate(&endpoint, &config, credentials, &metrics);
     let (publish, tables) = watch::channel(Arc::<Published>::default());
-    let (console_tokens, admin) = console::open(&config, audit)?;
+    let (console_tokens, admin) = console::open(&config, audit, ends)?;
     let (questions, gathers) = answer_questions(&endpoint, admin, &tables, (membership.clone(), uptime));
 
     let listener = Listener::bind(config.http.listen)?;
@@ -406,12 +407,19 @@ fn answer_questions(
 }
 
 /// Watches the files of the certificate, and uses a new one.
-fn renew_certificate(endpoint: &Endpoint, config: &Config, credentials: Credentials, metrics: &Metrics) {
-    let (files, certificate) = (config.peer.credentials(), metrics.certificate());
-    let expires = move |time| certificate.show(time);
+fn renew_certificate(
+    endpoint: &Endpoint,
+    config: &Config,
+    credentials: Credentials,
+    metrics: &Metrics,
+) -> EarliestEnd {
+    let (files, ends) = (config.peer.credentials(), EarliestEnd::new(metrics.certificate()));
+    let own = ends.clone();
+    let expires = move |end| own.note("own", end);
     let renewed = endpoint.clone();
     let renew = move |new: &Credentials| renewed.renew(new);
     actix_rt::spawn(renew_when_changed(files, credentials, RENEWAL_CHECK, renew, expires));
+    ends
 }
 
 /// The address of HTTP, before it is served.

@@ -13,7 +13,7 @@ mod tracing;
 
 use std::fmt;
 
-pub use certificate::CertificateMetrics;
+pub use certificate::{CertificateMetrics, EarliestEnd};
 pub use process::ProcessMetrics;
 pub use register::{Handle, Part, register, show_totals};
 pub use tracing::TracingMetrics;

@@ -2,9 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use larder_net::audit::Audit;
+use larder_net::metrics::EarliestEnd;
 use larder_net::quic::{
     CredentialFiles, Credentials, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
@@ -16,12 +17,16 @@ use crate::gather;
 use crate::http::{Token, Tokenizers, Tokens};
 use crate::nodes::Nodes;
 
-/// The console's tokens, and the admin that changes nodes, if there is one.
-pub(crate) fn open(config: &Config, audit: &Audit) -> Result<(Tokens, Option<gather::Admin>), ServeError> {
+/// The console's tokens, and the admin that changes nodes, if there is one. `ends` gets the end of the admin's certificate.
+pub(crate) fn open(
+    config: &Config,
+    audit: &Audit,
+    ends: EarliestEnd,
+) -> Result<(Tokens, Option<gather::Admin>), ServeError> {
     let tokens = tokens(config)?;
     let Some(files) = admin_files(config) else { return Ok((tokens, None)) };
     let any = SocketAddr::new(config.peer.listen.ip(), 0);
-    let (name, endpoint) = become_admin(files, any, RENEWAL_CHECK)?;
+    let (name, endpoint) = become_admin(files, any, RENEWAL_CHECK, move |end| ends.note("console", end))?;
     Ok((tokens, Some(gather::Admin { name, nodes: Nodes::new(endpoint), audit: audit.clone() })))
 }
 
@@ -55,18 +60,20 @@ pub(crate) fn tokenizers(config: &Config) -> Result<Tokenizers, ServeError> {
     Tokenizers::start(config.http.console_tokenizers.clone()).map_err(ServeError::Tokenizers)
 }
 
-/// The admin's name and endpoint. The admin's files are checked at this interval, and used when they change.
+/// The admin's name and endpoint. The admin's files are checked at this interval, and used when they change; `expires` is told
+/// the certificate's end.
 fn become_admin(
     files: CredentialFiles,
     listen: SocketAddr,
     every: Duration,
+    expires: impl Fn(Option<SystemTime>) + 'static,
 ) -> Result<(String, Endpoint), ServeError> {
     let credentials = load_admin(&files)?;
     let endpoint = Endpoint::bind(listen, &credentials, &TransportSettings::default())?;
     let name = credentials.identity().name.clone();
     let renewed = endpoint.clone();
     let renew = move |new: &Credentials| renewed.renew(new);
-    actix_rt::spawn(renew_when_changed(files, credentials, every, renew, |_| {}));
+    actix_rt::spawn(renew_when_changed(files, credentials, every, renew, expires));
     Ok((name, endpoint))
 }
 
@@ -108,7 +115,7 @@ mod tests {
         actix_rt::System::new().block_on(async {
             let folder = tempfile::tempdir().unwrap();
             let [files, _] = write(folder.path());
-            let (name, admin) = become_admin(files, any(), Duration::from_millis(5)).unwrap();
+            let (name, admin) = become_admin(files, any(), Duration::from_millis(5), |_| {}).unwrap();
             assert_eq!(name, "web");
             let [_, files] = write(folder.path());
             let credentials = Credentials::load(&files).unwrap();
@@ -135,7 +142,8 @@ mod tests {
         actix_rt::System::new().block_on(async {
             let folder = tempfile::tempdir().unwrap();
             let [_, files] = write(folder.path());
-            assert!(matches!(become_admin(files, any(), RENEWAL_CHECK), Err(ServeError::ConsoleAdmin)));
+            let admin = become_admin(files, any(), RENEWAL_CHECK, |_| {});
+            assert!(matches!(admin, Err(ServeError::ConsoleAdmin)));
         });
     }
 }
