@@ -36,9 +36,12 @@ mod again;
 mod ends;
 mod given;
 mod layers;
+mod names;
 mod peer;
 mod progress;
 mod proofs;
+
+use names::Names;
 
 pub(super) use layers::Layers;
 pub use peer::{FollowNews, LayersInPlace, News};
@@ -94,8 +97,7 @@ struct Follow {
     slices: Box<[u16]>,
     attempt: u64,
     chunks: Vec<Followed>,
-    /// The chunks' names.
-    hashes: Box<[ChunkHash]>,
+    names: Names,
     /// The wanted pools of each chunk; empty if all pools are wanted.
     pools: Box<[PoolSet]>,
     /// The links of the chunks; `None` for a peer's follow.
@@ -256,8 +258,14 @@ impl Follow {
         self.pools.get(position).copied().unwrap_or(rules.every())
     }
 
-    fn position(&self, id: ChunkId) -> Option<usize> {
-        self.chunks.iter().position(|&chunk| chunk == Followed::Coming(id))
+    /// The position of a chunk that is coming.
+    fn coming(&self, id: ChunkId, hash: &ChunkHash) -> Option<usize> {
+        self.names.positions(hash).find(|&position| self.chunks[position] == Followed::Coming(id))
+    }
+
+    /// The position of a chunk that nobody writes yet.
+    fn awaited(&self, hash: &ChunkHash) -> Option<usize> {
+        self.names.positions(hash).find(|&position| self.chunks[position] == Followed::Awaited(*hash))
     }
 }
 
@@ -297,7 +305,7 @@ impl Store {
             slices,
             attempt,
             chunks: chain.hashes[..chunks].iter().map(|&hash| Followed::Awaited(hash)).collect(),
-            hashes: chain.hashes[..chunks].into(),
+            names: Names::new(&chain.hashes[..chunks]),
             pools,
             links: Some(chain.links),
             may_ask: vec![from_peer; chunks].into(),
@@ -443,8 +451,7 @@ impl Store {
         let mut still_waiting = Vec::new();
         for follow in waiting {
             let Some(open) = self.follows.open.get(&follow) else { continue };
-            let position = open.chunks.iter().position(|&chunk| chunk == Followed::Awaited(key.1));
-            let Some(position) = position else { continue };
+            let Some(position) = open.awaited(&key.1) else { continue };
             if self.may_join(id, follow, position) {
                 self.join(follow, position, id);
                 self.moved(follow);

@@ -11,14 +11,14 @@ impl Store {
     /// Notes that the fetch of a chunk has failed: followers whose own writer's node was not asked wait for that node, unless
     /// they were shown the places.
     pub(in crate::store) fn await_again(&mut self, id: ChunkId) {
+        let hash = self.index.get(id).hash;
         for follow in self.follows.followers(id) {
             let Some(open) = self.follows.open.get_mut(&follow).filter(|open| !open.is_shown) else {
                 continue;
             };
-            let Some(position) = open.position(id).filter(|&position| open.may_ask[position]) else {
+            let Some(position) = open.coming(id, &hash).filter(|&position| open.may_ask[position]) else {
                 continue;
             };
-            let hash = open.hashes[position];
             open.chunks[position] = Followed::Awaited(hash);
             let key = (open.fingerprint, hash);
             self.follows.let_go(id, Reader::Follow(follow));
@@ -48,7 +48,7 @@ impl Store {
         let mut wanted = Vec::new();
         let open = self.follows.open.get(&follow)?;
         let (fingerprint, number) = (open.fingerprint, self.namespaces.of(&open.fingerprint)?);
-        let chain = Chain { links: open.links?, hashes: open.hashes.to_vec(), anchor_before: None };
+        let chain = Chain { links: open.links?, hashes: open.names.all().to_vec(), anchor_before: None };
         for &position in positions {
             let Some(open) = self.follows.open.get(&follow) else { break };
             let name = chain.chunk(position);

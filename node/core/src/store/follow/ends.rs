@@ -12,8 +12,9 @@ impl Store {
     /// as soon as nobody may read them and no `writer` (that may still write) is left.
     pub(in crate::store) fn writing_failed(&mut self, id: ChunkId, slots: Vec<Slot>, writer: Option<Reader>) {
         self.follows.attempts.remove(&id);
+        let hash = self.index.get(id).hash;
         for follow in self.follows.followers(id) {
-            let position = self.follows.open.get(&follow).and_then(|open| open.position(id));
+            let position = self.follows.open.get(&follow).and_then(|open| open.coming(id, &hash));
             if let Some(position) = position {
                 self.lose(follow, position);
             }

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use larder_protocol::checksum::{layer_ranges, layers_checksum};
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
-use super::{Follow, Followed, Follows};
+use super::{Follow, Followed, Follows, Names};
 use crate::Millis;
 use crate::store::Store;
 use crate::store::hand_out::Named;
@@ -90,7 +90,7 @@ impl Store {
             slices: Box::default(),
             attempt,
             chunks: hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
-            hashes: hashes.into(),
+            names: Names::new(hashes),
             pools: pools.into(),
             links: None,
             may_ask: vec![false; hashes.len()].into(),
@@ -203,7 +203,8 @@ impl Store {
     /// Whether a chunk has the name under which the peer follows it.
     pub(super) fn may_be_told(&mut self, follow: u64, position: usize, id: ChunkId) -> bool {
         let Some(open) = self.follows.open.get(&follow) else { return false };
-        let Some((namespace, &hash)) = self.namespaces.of(&open.fingerprint).zip(open.hashes.get(position))
+        let Some((namespace, &hash)) =
+            self.namespaces.of(&open.fingerprint).zip(open.names.all().get(position))
         else {
             return false;
         };

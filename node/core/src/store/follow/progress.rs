@@ -37,7 +37,7 @@ impl Store {
             return Ok(None);
         };
         let number = self.namespaces.of(&open.fingerprint);
-        let (slices, hashes) = (open.slices.clone(), open.hashes.clone());
+        let (slices, hashes) = (open.slices.clone(), open.names.all().to_vec());
         let ids: Option<Vec<ChunkId>> =
             open.chunks[..chunks as usize].iter().map(|chunk| chunk.id()).collect();
         let (Some(number), Some(ids)) = (number, ids) else { return Ok(None) };
@@ -126,7 +126,7 @@ impl Store {
             let Some(open) = self.follows.open.get(&follow).filter(|open| open.session.is_none()) else {
                 continue;
             };
-            let Some(position) = open.position(id) else { continue };
+            let Some(position) = open.coming(id, &key.hash) else { continue };
             let news = LayersInPlace { block, place, offset, bytes, checksum: named };
             self.tell_peer(follow, position, id, [news]);
         }
@@ -200,12 +200,12 @@ impl Store {
             self.follows.forget_layers(id, block);
         }
         let chunk = self.index.get(id);
-        let (pools, number) = (chunk.pools, chunk.namespace);
+        let (pools, number, hash) = (chunk.pools, chunk.namespace, chunk.hash);
         let is_written = chunk.blocks.iter().any(|block| matches!(block, Block::Writing(_)));
         let is_settled = chunk.is_complete() && !is_written;
         for follow in followers {
             self.moved(follow);
-            let position = self.follows.open.get(&follow).and_then(|open| open.position(id));
+            let position = self.follows.open.get(&follow).and_then(|open| open.coming(id, &hash));
             let Some(position) = position else { continue };
             if !pools.has_all(self.wanted_pools(follow, number, position)) {
                 continue;
@@ -232,8 +232,7 @@ impl Store {
         let waiting = self.follows.awaited.get(&(fingerprint, hash)).cloned().unwrap_or_default();
         for follow in waiting {
             let Some(open) = self.follows.open.get(&follow) else { continue };
-            let position = open.chunks.iter().position(|&chunk| chunk == Followed::Awaited(hash));
-            let Some(position) = position else { continue };
+            let Some(position) = open.awaited(&hash) else { continue };
             let (attempt, is_peer) = (open.attempt, open.session.is_none());
             if pools.has_all(self.wanted_pools(follow, number, position)) {
                 self.forget_awaited(follow, fingerprint, hash);
@@ -252,8 +251,9 @@ impl Store {
 
     fn tell_block(&mut self, follow: u64, id: ChunkId, block: usize) {
         let Some(open) = self.follows.open.get(&follow).filter(|open| open.session.is_none()) else { return };
-        let Some(position) = open.position(id) else { return };
-        let news: Vec<LayersInPlace> = self.block_news(self.index.get(id), id, block).collect();
+        let chunk = self.index.get(id);
+        let Some(position) = open.coming(id, &chunk.hash) else { return };
+        let news: Vec<LayersInPlace> = self.block_news(chunk, id, block).collect();
         self.tell_peer(follow, position, id, news);
     }
 }
