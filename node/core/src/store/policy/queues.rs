@@ -1,8 +1,8 @@
 //! Ordered lists of chunks, which most policies share: a chunk enters at the end.
 //!
-//! Every operation takes constant time, except the search for a victim. The search parks the blocked chunks at the head of a
-//! list. When a parked chunk may be evicted again, it comes back into its old place through a sorted map. A chunk is parked at
-//! most once between two moves, and the map holds only chunks older than the whole list, so it stays small.
+//! Every operation takes constant time, except the search for a victim. The search parks the chunks at the head of a list that
+//! are blocked or that nobody takes. A sorted map holds the parked chunks that may be evicted, in their old order. A chunk is
+//! parked at most once between two moves, and the map holds only chunks older than the whole list, so it stays small.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ struct List {
     tail: Option<ChunkNumber>,
     /// Parked chunks included.
     len: usize,
-    /// Parked chunks that may be evicted again, by stamp.
+    /// Parked chunks that may be evicted, by stamp.
     returned: BTreeMap<u64, ChunkNumber>,
 }
 
@@ -102,7 +102,7 @@ impl Queues {
 
     /// The first chunk of a list that may be evicted and that `judge` takes.
     pub(super) fn first(&mut self, list: usize, judge: Judge<'_>) -> Option<ChunkNumber> {
-        // Returned chunks are older than everything listed: they were parked from the head of the list.
+        // Parked chunks are older than everything listed: they were parked from the head of the list.
         for &chunk in self.lists[list].returned.values() {
             match judge(chunk) {
                 Verdict::Take => return Some(chunk),
@@ -110,23 +110,20 @@ impl Queues {
                 Verdict::Stop => return None,
             }
         }
-        let mut at_head = true;
-        let mut cursor = self.lists[list].head;
-        while let Some(chunk) = cursor {
-            cursor = self.nodes[chunk.position()].next;
-            if self.place(chunk) == Position::ListedBlocked {
-                // Chunks are parked only from the head, so parked chunks are always older than listed chunks.
-                if at_head {
-                    self.unlink(chunk);
-                    self.set_place(chunk, Position::Parked);
-                }
-                continue;
-            }
-            at_head = false;
-            match judge(chunk) {
+        while let Some(chunk) = self.lists[list].head {
+            let is_free = self.place(chunk) == Position::Listed;
+            let verdict = if is_free { judge(chunk) } else { Verdict::Skip };
+            match verdict {
                 Verdict::Take => return Some(chunk),
                 Verdict::Skip => {}
                 Verdict::Stop => return None,
+            }
+            // No later search passes over this chunk again until it is free.
+            self.unlink(chunk);
+            self.set_place(chunk, Position::Parked);
+            if is_free {
+                let stamp = self.stamp(chunk);
+                self.lists[list].returned.insert(stamp, chunk);
             }
         }
         None
