@@ -3,7 +3,7 @@
 //! The log keeps lookups, prefetches, and leases that wait for chunks or come short. The log is bounded by its lookups and by
 //! their chunks; the oldest go first.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use larder_protocol::session::Tier;
@@ -179,15 +179,16 @@ impl Lookups {
 
     /// Notes that a lookup's first chunks have come; the chunks behind them have not, or are of no use.
     pub(crate) fn delivered(&mut self, number: u64, chunks: u32, is_late: bool) {
-        let undelivered = std::mem::take(&mut self.undelivered);
+        let since = self.undelivered.partition_point(|(after, ..)| *after < number);
+        // Of several failures of a chunk, the last counts.
+        let failed: HashMap<ChunkHash, NotDelivered> =
+            self.undelivered.range(since..).map(|&(_, hash, why)| (hash, why)).collect();
         if let Some(record) = self.find(number) {
             let hashes = Arc::clone(&record.hashes);
             record.change(|position, outcome| match outcome {
                 ChunkOutcome::Found(tier) if position >= chunks => {
-                    let hash = hashes[position as usize];
-                    let mut failed = undelivered.iter().rev().take_while(|(after, ..)| *after >= number);
-                    match failed.find(|(_, other, _)| *other == hash) {
-                        Some(&(.., why)) => ChunkOutcome::NotDelivered(why),
+                    match failed.get(&hashes[position as usize]) {
+                        Some(&why) => ChunkOutcome::NotDelivered(why),
                         None if is_late && is_brought(tier) => {
                             ChunkOutcome::NotDelivered(NotDelivered::Deadline)
                         }
@@ -197,7 +198,6 @@ impl Lookups {
                 outcome => outcome,
             });
         }
-        self.undelivered = undelivered;
     }
 
     /// Notes that only the first chunks of a lookup are brought: the others are computed sooner.
@@ -306,6 +306,7 @@ mod tests {
     fn chunks_that_did_not_come_say_why_and_those_behind_them_are_behind_a_gap() {
         let mut log = Lookups::default();
         let number = log.note(lookup(4, "a"));
+        log.did_not_come(ChunkHash([1; 32]), NotDelivered::Broken);
         log.did_not_come(ChunkHash([1; 32]), NotDelivered::Silent);
         log.delivered(number, 1, false);
         let found = ChunkOutcome::Found(Tier::Peer);
