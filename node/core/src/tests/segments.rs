@@ -163,6 +163,9 @@ fn a_tenant_that_is_served_from_now_on_finds_its_chunks_on_disk() {
     let mut w = world();
     let stranger = spec(2).fingerprint("c");
     assert_eq!(w.core.know("c".to_owned(), stranger, spec(2)), Ok(false));
+    w.core.list_disk();
+    let at_start = visit(&mut w);
+    visited(&mut w, at_start, done(None));
     tenants(&mut w, [1 << 30, 1 << 30, 0]);
     assert!(w.is_idle(), "it is still not served");
     tenants(&mut w, [1 << 30, 1 << 30, 1 << 30]);
@@ -196,4 +199,21 @@ fn the_description_of_a_tenant_that_comes_is_kept_while_its_chunks_on_disk_are_l
     visited(&mut w, first, Visited::Done { held: Vec::new(), next: None });
     w.pass(Duration::from_secs(120));
     assert!(matches!(w.next(), Effect::ForgetDescriptions(unused) if unused == [spec(2).fingerprint("c")]));
+}
+
+#[test]
+fn a_tenant_that_is_served_while_the_disk_is_listed_has_it_listed_again() {
+    let mut w = world();
+    let stranger = spec(2).fingerprint("c");
+    assert_eq!(w.core.know("c".to_owned(), stranger, spec(2)), Ok(false));
+    w.core.list_disk();
+    let first = visit(&mut w);
+    tenants(&mut w, [1 << 30, 1 << 30, 1 << 30]);
+    assert!(w.is_idle(), "the list under way goes on");
+    visited(&mut w, first, done(None));
+    assert!(w.core.lists_disk(), "it may have passed over the tenant's chunks");
+    let again = visit(&mut w);
+    assert!(matches!(again, (SegmentVisit::List, 0)));
+    visited(&mut w, again, done(None));
+    assert!(!w.core.lists_disk() && w.is_idle());
 }

@@ -24,6 +24,8 @@ pub(crate) struct Described {
     strangers: Vec<(String, Fingerprint, NamespaceSpec)>,
     /// Whether all chunks that were on disk at the start are known.
     is_recovered: bool,
+    /// Whether the disk is to be listed once more, because the list under way may have passed over chunks that can be known now.
+    lists_again: bool,
     /// The time of the next search for unused descriptions.
     forget_at: Duration,
 }
@@ -57,7 +59,13 @@ pub(crate) enum MayWrite {
 
 impl Default for Described {
     fn default() -> Self {
-        Self { known: HashMap::new(), strangers: Vec::new(), is_recovered: false, forget_at: FORGET_EVERY }
+        Self {
+            known: HashMap::new(),
+            strangers: Vec::new(),
+            is_recovered: false,
+            lists_again: false,
+            forget_at: FORGET_EVERY,
+        }
     }
 }
 
@@ -169,8 +177,10 @@ impl Core {
             _ = self.know(tenant, fingerprint, spec);
         }
         if self.described.strangers.len() < before {
-            self.described.is_recovered = false;
-            self.list_disk();
+            self.described.lists_again = !self.described.is_recovered;
+            if std::mem::take(&mut self.described.is_recovered) {
+                self.list_disk();
+            }
         }
     }
 
@@ -212,7 +222,11 @@ impl Core {
                 self.store.left_disk(&[key]);
             }
         }
-        self.described.is_recovered |= is_all;
+        if is_all && std::mem::take(&mut self.described.lists_again) {
+            self.list_disk();
+        } else if is_all {
+            self.described.is_recovered = true;
+        }
     }
 
     /// Whether chunks that were on disk at the start are still unknown.
@@ -292,7 +306,7 @@ impl Core {
     /// Tells a new store the namespaces that are described on disk. Nobody waits for a description that was under way: sessions
     /// register their namespaces again.
     pub(crate) fn know_again(&mut self) {
-        self.described.is_recovered = false;
+        (self.described.is_recovered, self.described.lists_again) = (false, false);
         self.described.known.retain(|_, namespace| namespace.state == DescribedState::There);
         let known = self.described.known.iter();
         let mut known: Vec<_> =
