@@ -190,18 +190,24 @@ impl Store {
         }
     }
 
-    /// Takes this chunk out of all pins.
-    pub(super) fn end_pins_of(&mut self, id: ChunkId) {
-        if self.index.get(id).pins == 0 {
+    /// Takes these chunks out of all pins.
+    pub(super) fn end_pins_of(&mut self, ids: &[ChunkId]) {
+        let pinned: Vec<ChunkId> = ids.iter().copied().filter(|&id| self.index.get(id).pins > 0).collect();
+        if pinned.is_empty() {
             return;
         }
-        let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
-        for pin in self.pins.pins.values_mut().filter(|pin| pin.chunks.contains(&id)) {
-            pin.chunks = pin.chunks.iter().copied().filter(|&chunk| chunk != id).collect();
-            pin.bytes -= bytes;
-            self.pins.bytes.take(pin.tenant, bytes);
+        let bytes_of = |&id: &ChunkId| (id, self.whole_chunk_bytes(self.index.get(id).namespace));
+        let bytes_of: HashMap<ChunkId, u64> = pinned.iter().map(bytes_of).collect();
+        for pin in self.pins.pins.values_mut() {
+            let bytes: u64 = pin.chunks.iter().filter_map(|chunk| bytes_of.get(chunk)).sum();
+            if bytes > 0 {
+                pin.chunks =
+                    pin.chunks.iter().copied().filter(|chunk| !bytes_of.contains_key(chunk)).collect();
+                pin.bytes -= bytes;
+                self.pins.bytes.take(pin.tenant, bytes);
+            }
         }
-        self.change(id, |chunk| chunk.pins = 0);
+        pinned.into_iter().for_each(|id| self.change(id, |chunk| chunk.pins = 0));
     }
 
     /// Ends all pins of a tenant.

@@ -4,7 +4,7 @@
 //! its last reader has let go. Chunks that engines had reserved before are not kept when they are committed; chunks that are
 //! on their way here are dropped. Until a purge ends, no chunk of its namespaces is brought from elsewhere.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use larder_protocol::purge::{NamespaceName, PurgeCounts, PurgeMode, PurgeScope};
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
@@ -16,6 +16,7 @@ use super::namespaces::Namespace;
 use super::policy::Removal;
 use super::remembered::EvictionRule;
 use super::{ChangeKind, Store};
+use crate::Millis;
 
 /// The purges of a store.
 #[derive(Debug, Default)]
@@ -24,6 +25,8 @@ pub(super) struct Purges {
     open: Vec<OpenPurge>,
     /// The place in the index from which on chunks of tenants that left may still be here; `None` if all are removed.
     leaving_from: Option<usize>,
+    /// When a tenant's namespaces may be searched again for one that may make way: a search that found none looked at all chunks.
+    searches_from: BTreeMap<TenantId, Millis>,
 }
 
 /// A purge that has not ended.
@@ -103,7 +106,7 @@ pub struct PurgedPage {
 impl Purges {
     /// The open purges, for the store that replaces this one: it has no chunk of tenants that left.
     pub(super) fn after(&self) -> Self {
-        Self { open: self.open.clone(), leaving_from: None }
+        Self { open: self.open.clone(), ..Self::default() }
     }
 }
 
@@ -248,6 +251,11 @@ impl Store {
             self.namespaces.iter().filter(may_go).map(|(number, known)| (known.last_use, number)).collect();
         idle.sort_unstable();
         idle.truncate(MOST_LOOKED_AT);
+        let searches_from = self.purges.searches_from.get(&tenant).copied().unwrap_or_default();
+        if idle.is_empty() || self.now < searches_from {
+            return false;
+        }
+        self.purges.searches_from.insert(tenant, self.now + SEARCH_AGAIN_MS);
         let mut chunks: HashMap<NamespaceId, Vec<ChunkId>> = HashMap::new();
         for (_, id, chunk) in self.index.iter_from(0) {
             if idle.iter().any(|&(_, number)| number == chunk.namespace) {
@@ -261,6 +269,7 @@ impl Store {
         let is_free =
             |(_, number): &(u64, NamespaceId)| chunks.get(number).is_some_and(|ids| ids.iter().all(is_free));
         let Some((_, oldest)) = idle.iter().copied().find(is_free) else { return false };
+        self.purges.searches_from.remove(&tenant);
         self.remove_all(&chunks.remove(&oldest).unwrap_or_default(), EvictionRule::Clearing);
         self.namespaces.get(oldest).chunks == 0
     }
@@ -300,7 +309,7 @@ impl Store {
         }
         self.give_up_on_disk(id);
         self.stop_writes_of(id);
-        self.end_pins_of(id);
+        self.end_pins_of(&[id]);
         let chunk = self.index.get(id);
         let was_held = is_held(chunk);
         if chunk.is_cached() {
@@ -320,6 +329,7 @@ impl Store {
         if !written.is_empty() {
             self.void_where(|_, id| written.contains(&id));
         }
+        self.end_pins_of(found);
         for &id in found {
             self.change(id, |chunk| chunk.claims += 1);
             self.condemn(id, rule);
@@ -389,3 +399,6 @@ const PAGE_CHUNKS: usize = 8_192;
 
 /// The most namespaces that are looked at to find one that may make way for a new one.
 const MOST_LOOKED_AT: usize = 8;
+
+/// The pause after a search that found none.
+const SEARCH_AGAIN_MS: u64 = 1_000;

@@ -171,11 +171,25 @@ fn pins_of_purged_chunks_keep_nothing() {
     let mut f = Fixture::new(limits(16, 16));
     f.put("ab");
     let chain = f.chain("ab");
+    let short = f.chain("a");
     let pinned = f.store.pin(f.session, f.namespace, &chain, 1_000, NOW).unwrap();
+    f.store.pin(f.session, f.namespace, &short, 1_000, NOW).unwrap();
+    let facts = |f: &Fixture| -> Vec<_> {
+        f.store
+            .pin_facts(NOW)
+            .map(|pin| (pin.chunks, pin.bytes))
+            .chain([(0, f.store.usage().pinned_bytes)])
+            .collect()
+    };
+    f.purge(&PurgeScope::Chunks(f.name_of_namespace(), vec![chain.hashes[1]]));
+    assert_eq!(
+        facts(&f),
+        [(1, BLOCK), (1, BLOCK), (0, 2 * BLOCK)],
+        "the chunk before it stays pinned, by both"
+    );
     f.purge(&f.whole());
     assert_eq!(f.used(), 0);
-    let facts: Vec<_> = f.store.pin_facts(NOW).map(|pin| (pin.chunks, pin.bytes)).collect();
-    assert_eq!((facts, f.store.usage().pinned_bytes), (vec![(0, 0)], 0), "other chunks may be pinned");
+    assert_eq!(facts(&f), [(0, 0), (0, 0), (0, 0)], "other chunks may be pinned");
     f.store.unpin(f.session, pinned.pin).unwrap();
     f.store.assert_consistent();
 }
