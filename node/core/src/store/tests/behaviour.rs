@@ -390,6 +390,33 @@ fn a_block_outside_the_write_window_is_refused_and_can_be_committed_again() {
 }
 
 #[test]
+fn a_search_for_a_namespace_that_may_go_is_not_repeated_at_once_when_it_found_none() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("a");
+    let chain = f.chain("a");
+    let pinned = f.store.pin(f.session, f.namespace, &chain, 60_000, NOW).unwrap();
+    f.store.close_session(f.session);
+    let mut number = 0;
+    let mut register = |f: &mut Fixture| {
+        number += 1;
+        let session = f.store.open_session(TenantId(0), ProcessId(number), 0);
+        let spec = NamespaceSpec { layout: format!("l{number}"), ..spec() };
+        f.store.register(session, "a", &spec, &[0], &[BLOCK]).map(drop)
+    };
+    let refused = loop {
+        if let Err(refused) = register(&mut f) {
+            break refused;
+        }
+    };
+    assert!(matches!(refused, Refused::TooManyNamespaces { .. }), "the only unused one has a pinned chunk");
+    f.store.unpin_for_admin(pinned.pin).unwrap();
+    assert_eq!(register(&mut f), Err(refused.clone()));
+    f.store.tick(NOW + 1_000);
+    assert_eq!(register(&mut f), Ok(()));
+    assert_eq!(register(&mut f), Err(refused), "all are in use now");
+}
+
+#[test]
 fn no_tenant_can_leave_another_without_pins_or_namespaces() {
     let mut f = Fixture::new(StoreLimits { max_pinned_bytes: 4 * BLOCK, ..limits(16, 16) });
     f.put("abcd");
