@@ -37,6 +37,7 @@ pub mod breaker;
 mod client;
 mod leftovers;
 pub mod metrics;
+mod ordered;
 pub mod pace;
 mod patience;
 mod record;

@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep};
 
 use super::client::Client;
 use super::metrics::{ObjectMetrics, Side};
+use super::ordered::{Earlier, Ordered, OrderedWrites};
 use super::patience::AskedPause;
 use super::record::format_folder;
 use super::store::{self, Opened};
@@ -40,6 +41,7 @@ pub struct ObjectTier {
     reads: Sender<ObjectJob>,
     /// A queue of its own: questions do not wait behind blocks. Nor do their requests, see [`Client`].
     finds: Sender<ObjectJob>,
+    ordered: OrderedWrites,
     _thread: Joined,
     said: Arc<StoreNews>,
     deadline: Duration,
@@ -73,10 +75,10 @@ struct ObjectJob {
 
 /// A job, and the channel of its result.
 enum Work {
-    Write(WriteOrder, oneshot::Sender<WriteAnswer>),
+    Write(WriteOrder, Ordered, oneshot::Sender<WriteAnswer>),
     Read(ReadOrder, oneshot::Sender<ReadAnswer>),
     Find(Fingerprint, Vec<ChunkRef>, Vec<BlockId>, oneshot::Sender<Vec<Option<bool>>>),
-    Purge(ObjectPurge, oneshot::Sender<Result<(), Trouble>>),
+    Purge(ObjectPurge, Earlier, oneshot::Sender<Result<(), Trouble>>),
 }
 
 /// Chunks to purge.
@@ -142,7 +144,8 @@ impl ObjectTier {
         let opened = opens.recv();
         opened.unwrap_or_else(|_| Err(OpenError::Thread(io::Error::other("the object thread panicked"))))?;
         let deadline = options.deadline;
-        Ok(Self { writes, reads, finds, _thread: thread, said, deadline, metrics })
+        let ordered = OrderedWrites::default();
+        Ok(Self { writes, reads, finds, ordered, _thread: thread, said, deadline, metrics })
     }
 
     /// Counts a chunk that cannot be ordered to be written, and why.
@@ -157,7 +160,8 @@ impl ObjectTier {
     /// # Errors
     /// Fails if the order was not taken.
     pub fn write(&self, order: WriteOrder) -> Result<oneshot::Receiver<WriteAnswer>, Refused> {
-        self.order(Side::Writing, &self.writes, |done| Work::Write(order, done))
+        let ordered = self.ordered.order(order.key());
+        self.order(Side::Writing, &self.writes, |done| Work::Write(order, ordered, done))
     }
 
     /// Orders a chunk to be read. The places belong to the order until the answer. The answer `Closed` means that the store
@@ -187,13 +191,14 @@ impl ObjectTier {
         self.order(Side::Reading, &self.finds, |done| Work::Find(fingerprint, chunks, blocks, done))
     }
 
-    /// Purges chunks. The answer says why some are left, if some are. The purge has no deadline, and
-    /// ends early if the tier is dropped.
+    /// Purges chunks, those included whose writes were ordered before. The answer says why some are left, if some are. The purge
+    /// has no deadline, and ends early if the tier is dropped.
     ///
     /// # Errors
     /// Fails if the order was not taken.
     pub fn purge(&self, purge: ObjectPurge) -> Result<oneshot::Receiver<Result<(), Trouble>>, Refused> {
-        self.order(Side::Writing, &self.finds, |done| Work::Purge(purge, done))
+        let earlier = self.ordered.of(|key| purge.mode == PurgeMode::Remove && purge.keys.has(key));
+        self.order(Side::Writing, &self.finds, |done| Work::Purge(purge, earlier, done))
     }
 
     /// Whether this side of the store is left alone at the moment, after it failed.
@@ -312,12 +317,17 @@ impl ObjectJob {
         let Self { work, deadline } = self;
         // If nobody waits any more, there is nobody to tell.
         match work {
-            Work::Write(order, done) => drop(done.send(client.write(order, deadline).await)),
+            Work::Write(order, ordered, done) => {
+                let answer = client.write(order, deadline).await;
+                drop(ordered);
+                _ = done.send(answer);
+            }
             Work::Read(order, done) => {
                 drop(done.send(client.read(order, deadline).await));
                 client.delete_wrong(deadline).await;
             }
-            Work::Purge(ObjectPurge { keys, mode, progress }, done) => {
+            Work::Purge(ObjectPurge { keys, mode, progress }, earlier, done) => {
+                earlier.end().await;
                 drop(done.send(client.purge(&keys, mode, &*progress).await));
             }
             Work::Find(fingerprint, chunks, blocks, done) => {

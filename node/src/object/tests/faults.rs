@@ -3,8 +3,10 @@
 use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::net::{TcpListener, TcpStream};
 
+use larder_core::store::PurgedKeys;
 use larder_core::tiers::presence::DAMAGED_FOR;
 use larder_protocol::ChunkRef;
+use larder_protocol::purge::PurgeMode;
 
 use super::*;
 use crate::disk::ReadOrder;
@@ -12,7 +14,7 @@ use crate::disk::volume::Damage;
 use crate::object::breaker::{MOST_FAILURES, RETRY_EVERY};
 use crate::object::metrics::Side;
 use crate::object::record::Arriving;
-use crate::object::tier::StoreNews;
+use crate::object::tier::{ObjectPurge, StoreNews};
 
 #[tokio::test]
 async fn a_damaged_object_is_a_miss_is_counted_deleted_and_can_be_written_again() {
@@ -372,6 +374,24 @@ fn a_tier_whose_store_begins_to_refuse_stays_up_and_says_so_at_once() {
     }
     assert!(tier.is_closed(Side::Reading) && tier.is_closed(Side::Writing));
     assert!(tier.find(single(1).key().fingerprint, vec![single(1).chunk_ref()], BLOCKS.into()).is_err());
+}
+
+#[test]
+fn a_purge_waits_for_a_write_that_was_ordered_before_and_that_nobody_waits_for() {
+    let store = Faulty::default();
+    let opened = (Arc::new(store.clone()) as Arc<dyn ObjectStore>, Path::from(PREFIX));
+    let tier = ObjectTier::start(opened, &options("memory:///"), metrics()).unwrap();
+    let mut slots = Slots::new();
+    let order = slots.write_order(single(1));
+    store.faults().uplink = Some(order.bytes() as f64 * 4.0);
+    drop(tier.write(order).unwrap());
+    let mut keys = PurgedKeys::default();
+    keys.add(single(1).key().fingerprint);
+    let purge = ObjectPurge { keys, mode: PurgeMode::Remove, progress: Box::new(|_| ()) };
+    assert!(tier.purge(purge).unwrap().blocking_recv().unwrap().is_ok());
+    assert_eq!(store.faults().puts, 2, "one is the probe of the start");
+    let find = tier.find(single(1).key().fingerprint, vec![single(1).chunk_ref()], BLOCKS.into()).unwrap();
+    assert_eq!(find.blocking_recv().unwrap(), [Some(false)]);
 }
 
 /// A server that has no objects, and never answers a put.
