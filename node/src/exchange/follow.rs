@@ -47,7 +47,8 @@ pub(super) async fn carry_out(peers: Peers, mut order: FollowOrder) {
     let cancelled = std::mem::replace(&mut order.cancelled, tokio::sync::oneshot::channel().1);
     let failure = tokio::select! {
         failure = follow(&peers, &order, &coming) => failure,
-        Ok(()) = cancelled => FetchFailure::Deadline,
+        // An error: the actor's life has ended. The memory is needed for the next.
+        _ = cancelled => FetchFailure::Deadline,
         () = news.closed() => FetchFailure::Deadline,
     };
     for (chunk, coming) in coming.take().into_iter().enumerate() {
