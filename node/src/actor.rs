@@ -38,7 +38,7 @@ use self::copies::RenewalFailures;
 pub use self::disk::DiskParts;
 use self::handoff::PeerFollowers;
 use self::lives::Lives;
-pub use self::messages::{Answer, Ask, Client, Errand, ReplyTo, ask};
+pub use self::messages::{Answer, Ask, Client, Errand, ReplyTo, ask, tell_all};
 pub use self::peers::{Fetcher, FollowStarter, Peers};
 use self::perform::Pending;
 pub use self::seen::{ActorReport, Holdings, SessionSeen};

@@ -21,8 +21,7 @@ use larder_core::store::ids::{ProcessId, TenantId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::watch;
 
-use crate::actor::GpuActor;
-use crate::exchange::Tell;
+use crate::actor::{GpuActor, tell_all};
 
 use socket_process::Exit;
 pub use socket_process::{Identity, PeerError, SocketProcess};
@@ -137,11 +136,7 @@ impl Processes {
         if let Some(process) = process {
             process.gone.send_replace(true);
         }
-        for actor in &*self.actors {
-            if actor.send(Tell(Event::ProcessGone(id))).await.is_err() {
-                tracing::debug!(process = id.0, "an actor has stopped before a process was gone");
-            }
-        }
+        tell_all(&self.actors, || Event::ProcessGone(id)).await;
     }
 }
 

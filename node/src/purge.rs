@@ -14,11 +14,10 @@ use larder_protocol::purge::{PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, 
 use tokio::sync::oneshot::Receiver;
 use tokio::time::{sleep, timeout};
 
-use crate::actor::{Errand, GpuActor, ask};
+use crate::actor::{Errand, GpuActor, ask, tell_all};
 use crate::clock::Clock;
 use crate::disk::drive::DriveWatch;
 use crate::disk::{DiskPurge, PurgedSegment, Refused};
-use crate::exchange::Tell;
 use crate::object::ObjectTier;
 use crate::object::tier::ObjectPurge;
 use crate::watched::{Watch, here};
@@ -50,6 +49,13 @@ struct Purge {
     has_ended: bool,
     /// The time of the admin's last request.
     heard: Duration,
+}
+
+impl Purge {
+    /// Whether its chunks may not come again yet. An admin who asks nothing any more counts as gone.
+    fn is_open(&self, now: Duration) -> bool {
+        !self.has_ended && now.saturating_sub(self.heard) < SILENCE
+    }
 }
 
 impl Purges {
@@ -95,13 +101,14 @@ impl Purges {
     ) -> Result<PurgeReport, String> {
         let purge = {
             let mut last = self.last();
-            // One whose admin ended it early goes on, too.
-            if last.report.purge > 0 && !last.report.is_over {
+            let is_open = last.is_open(self.0.clock.elapsed());
+            // A purge whose admin ended it early goes on. One that is over stays open until its admin has heard of all nodes: a
+            // command that only counts does not end it.
+            if last.report.purge > 0 && (!last.report.is_over || is_open && mode == PurgeMode::Count) {
                 return Err("a purge is under way: try again when it is over".to_owned());
             }
             let purge = last.report.purge + 1;
             let report = PurgeReport { purge, ..PurgeReport::default() };
-            // The previous purge is over. If it is still open, its admin has forgotten it.
             *last = Purge { report, has_ended: false, heard: self.0.clock.elapsed() };
             purge
         };
@@ -132,10 +139,7 @@ impl Purges {
     async fn carry_out(&self, purge: u64, scope: PurgeScope, mode: PurgeMode, admin: &str) {
         let Some(Parts { actors, objects }) = self.0.parts.get() else { return };
         if mode == PurgeMode::Remove {
-            for actor in actors {
-                // An error: the actor is stopping.
-                _ = actor.send(Tell(Event::Purge(PurgeStep::Begin(purge, scope.clone())))).await;
-            }
+            tell_all(actors, || Event::Purge(PurgeStep::Begin(purge, scope.clone()))).await;
         }
         let removed = match self.remove(purge, &scope, mode).await {
             Ok(Removed { keys, unreached, left }) => {
@@ -173,9 +177,8 @@ impl Purges {
 
     async fn end(&self, purge: u64) {
         self.note(purge, |last| last.has_ended = true);
-        for actor in self.0.parts.get().into_iter().flat_map(|parts| &parts.actors) {
-            // An error: the actor is stopping.
-            _ = actor.send(Tell(Event::Purge(PurgeStep::End(purge)))).await;
+        if let Some(Parts { actors, .. }) = self.0.parts.get() {
+            tell_all(actors, || Event::Purge(PurgeStep::End(purge))).await;
         }
     }
 
@@ -329,8 +332,7 @@ impl Purges {
 
     fn is_open(&self, purge: u64) -> bool {
         let last = self.last();
-        let is_heard = self.0.clock.elapsed().saturating_sub(last.heard) < SILENCE;
-        last.report.purge == purge && !last.has_ended && is_heard
+        last.report.purge == purge && last.is_open(self.0.clock.elapsed())
     }
 
     fn last(&self) -> MutexGuard<'_, Purge> {
@@ -440,6 +442,21 @@ mod tests {
         assert!(timeout(SILENCE, purge()).await.unwrap().unwrap().contains("the purge failed"));
         assert!(purges.last().has_ended);
         assert_eq!(timeout(SILENCE, purge()).await.unwrap(), None);
+    }
+
+    #[actix::test]
+    async fn a_count_ends_no_purge_whose_admin_waits_for_other_nodes() {
+        let (purges, watch) = (Purges::new(Clock::start(), Audit::default()), Watch::in_test());
+        purges.begin(&[], None);
+        let command = |command| purges.command(&watch, "admin me", command);
+        let start = |mode| command(PurgeCommand::Start(PurgeScope::Tenant("chat".to_owned()), mode));
+        let purge = start(PurgeMode::Remove).unwrap().purge;
+        while !command(PurgeCommand::Report(purge)).unwrap().is_over {
+            tokio::task::yield_now().await;
+        }
+        assert!(start(PurgeMode::Count).unwrap_err().contains("try again when it is over"));
+        command(PurgeCommand::End(purge)).unwrap();
+        assert_eq!(start(PurgeMode::Count).map(|count| count.purge), Ok(purge + 1));
     }
 
     #[tokio::test]

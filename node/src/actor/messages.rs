@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use actix::prelude::*;
+use futures_util::future::join_all;
+use larder_core::Event;
 use larder_core::lookups::Origin;
 use larder_core::store::ids::SessionId;
 use larder_net::trace::Trace;
@@ -12,6 +14,7 @@ use larder_protocol::session::{Request, Response};
 use tokio::sync::mpsc;
 
 use super::GpuActor;
+use crate::exchange::Tell;
 
 /// The engine behind a session, for people.
 #[derive(Debug, Clone, Default)]
@@ -82,6 +85,12 @@ impl<T> Errand<T> {
 /// An errand that changes nothing in the actor's core.
 pub fn ask<T>(what: impl FnOnce(&mut GpuActor) -> T + Send + 'static) -> Errand<T> {
     Errand::new(|actor, _| what(actor))
+}
+
+/// Tells actors an event, all at once: an actor that hangs keeps the news from no other.
+pub async fn tell_all(actors: &[Addr<GpuActor>], event: impl Fn() -> Event) {
+    // Errors: these actors are stopping.
+    join_all(actors.iter().map(|actor| actor.send(Tell(event())))).await;
 }
 
 impl<T: Send + 'static> Message for Errand<T> {
