@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use actix::Addr;
+use futures_util::future::join_all;
 use larder_core::Event;
 use larder_core::store::StoreLimits;
 use larder_net::blocking::blocking;
@@ -186,7 +187,7 @@ impl Changeable {
 
     async fn change(&self, limits: &Limits, has_other_policy: bool) {
         let tenants = &limits.tenants;
-        for (actor, limits) in self.actors.iter().zip(&limits.actors) {
+        let told = self.actors.iter().zip(&limits.actors).map(async |(actor, limits)| {
             // Errors: the actor is stopping.
             let tenant_bytes = self.tenants.bytes(tenants, &limits.store.tenant_bytes);
             let limits_are = Event::LimitsAre(Box::new(StoreLimits { tenant_bytes, ..limits.store.clone() }));
@@ -194,7 +195,9 @@ impl Changeable {
             if has_other_policy {
                 _ = actor.send(Tell(Event::PolicyIs(limits.store.policy))).await;
             }
-        }
+        });
+        // All at once: an actor that hangs keeps the news from no other.
+        join_all(told).await;
         if let Some(cluster) = &limits.cluster {
             if let Some(peers) = &self.peers {
                 _ = peers.send(SetPace(cluster.send_bytes_per_second)).await;

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use futures_util::future::join_all;
 use larder_core::Event;
 use larder_core::store::ids::TenantId;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -222,12 +223,13 @@ impl Doors {
     }
 
     async fn tell_actors(&self, limits: &Limits) {
-        for (actor, actor_limits) in self.settings.actors.iter().zip(&limits.actors) {
+        let told = self.settings.actors.iter().zip(&limits.actors).map(|(actor, actor_limits)| {
             let bytes = self.tenants.bytes(&limits.tenants, &actor_limits.store.tenant_bytes);
             let names = self.tenants.all().into_iter().map(|tenant| tenant.name);
-            // An error: the actor is stopping.
-            _ = actor.address.send(Tell(Event::TenantsAre(names.zip(bytes).collect()))).await;
-        }
+            actor.address.send(Tell(Event::TenantsAre(names.zip(bytes).collect())))
+        });
+        // All at once: an actor that hangs keeps the news from no other. Errors: these actors are stopping.
+        join_all(told).await;
     }
 
     /// Accepts sessions of a tenant. If the tenant was served before, its open sessions go on.
