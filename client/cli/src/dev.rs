@@ -23,7 +23,7 @@ pub use crate::cluster::TENANT;
 pub use arena::DEFAULT_ARENA_BYTES;
 pub(crate) use child::{DrainedLine, ReadyLine};
 pub use disk::DevDisk;
-pub use error::{DevError, Died, LogTail};
+pub use error::{DevError, Died, GaveUp, LogTail};
 pub use files::Announcement;
 pub use options::DevOptions;
 pub use runtime_dir::{RuntimeDirError, runtime_dir};
@@ -138,20 +138,21 @@ impl DevCluster {
     ///
     /// # Cancel safety
     /// If the future is dropped while it restarts a process, this process stays out.
-    pub async fn supervise(&mut self) -> Died {
+    pub async fn supervise(&mut self) -> GaveUp {
         let mut recent = Restarts::default();
         loop {
             let ended = self.children.iter_mut().map(|child| Box::pin(child.died()));
             let (died, number, _) = select_all(ended).await;
+            let told = died.followed_by(": it is started again");
             if died.is_to_restart() {
-                tracing::info!("{died}: it is started again");
+                tracing::info!("{told}");
             } else {
-                let Some(pause) = recent.next(now()) else { return died };
-                tracing::warn!("{died}: it is started again");
+                let Some(pause) = recent.next(now()) else { return GaveUp { died } };
+                tracing::warn!("{told}");
                 tokio::time::sleep(pause).await;
             }
             while let Err(error) = self.children[number].restart().await {
-                let Some(pause) = recent.next(now()) else { return died };
+                let Some(pause) = recent.next(now()) else { return GaveUp { died } };
                 tracing::warn!(%error, "a process of the cluster does not start again: the next attempt follows");
                 tokio::time::sleep(pause).await;
             }

@@ -92,7 +92,7 @@ async fn a_node_that_dies_is_started_again_on_its_old_address() {
         }
     };
     tokio::select! {
-        died = cluster.supervise() => panic!("{died}"),
+        gave_up = cluster.supervise() => panic!("{gave_up}"),
         () = again => {}
     }
     let config = fs::read_to_string(does.with_file_name("node-0.toml")).unwrap();
@@ -108,9 +108,11 @@ fn cluster_log(does: &Path) -> String {
 async fn a_node_that_dies_again_and_again_is_told_with_the_end_of_its_log() {
     let runtime_dir = tempfile::tempdir().unwrap();
     let mut cluster = DevCluster::start(in_dir(&runtime_dir, "die-later")).await.unwrap();
-    let died = cluster.supervise().await;
-    assert_eq!(died.name, "node-0");
-    assert!(died.log.lines.ends_with("a slot is lost\na slot is lost"), "{died}");
+    let gave_up = cluster.supervise().await;
+    assert_eq!(gave_up.died.name, "node-0");
+    assert!(gave_up.died.log.lines.ends_with("a slot is lost\na slot is lost"), "{gave_up}");
+    let text = gave_up.to_string();
+    assert!(text.lines().next().unwrap().contains("it is not started again"), "{text}");
     cluster.stop().await.unwrap();
 }
 

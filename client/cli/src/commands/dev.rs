@@ -17,8 +17,8 @@ use crate::{output, signals, values};
 ///
 /// The command starts a coordinator and nodes as separate processes, on free ports of the loopback interface, and prints their
 /// addresses. It makes an authority and certificates for them. The nodes share their chunks. `larder status` and `larder lookup`
-/// find the newest development cluster by themselves. A process that dies is started again. All processes end with this command,
-/// however it ends.
+/// find the newest development cluster by themselves. A process that dies is started again, up to five times in a minute. All
+/// processes end with this command, however it ends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -123,13 +123,13 @@ async fn serve(options: DevOptions, json: bool) -> anyhow::Result<ExitCode> {
         () = &mut stop => return Ok(ExitCode::SUCCESS),
     }
     announce(&cluster, json)?;
-    let died = tokio::select! {
+    let gave_up = tokio::select! {
         () = stop => None,
-        died = cluster.supervise() => Some(died),
+        gave_up = cluster.supervise() => Some(gave_up),
     };
     let stopped = cluster.stop().await;
-    if let Some(died) = died {
-        return Err(died.into());
+    if let Some(gave_up) = gave_up {
+        return Err(gave_up.into());
     }
     stopped?;
     Ok(ExitCode::SUCCESS)

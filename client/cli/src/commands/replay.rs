@@ -195,13 +195,13 @@ async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
     args.say_what_is_played(requests.len(), nodes.len());
     let watched = args.watched(cluster.as_ref());
     let router = args.router(cluster.as_ref())?;
-    let (played, died) = match &mut cluster {
+    let (played, gave_up) = match &mut cluster {
         Some(cluster) => {
             let playing = play(args, requests, &nodes, router, watched, stop);
             tokio::pin!(playing);
             tokio::select! {
                 played = &mut playing => (Some(played?), None),
-                died = cluster.supervise() => (None, Some(died)),
+                gave_up = cluster.supervise() => (None, Some(gave_up)),
             }
         }
         None => (Some(play(args, requests, &nodes, router, watched, stop).await?), None),
@@ -210,8 +210,8 @@ async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
         Some(cluster) => cluster.stop().await,
         None => Ok(()),
     };
-    if let Some(died) = died {
-        return Err(died.into());
+    if let Some(gave_up) = gave_up {
+        return Err(gave_up.into());
     }
     let Some(played) = played else { bail!("the replay ended without a result") };
     played.print(args.json)?;

@@ -126,6 +126,14 @@ pub struct Died {
     pub log: LogTail,
 }
 
+/// A process of the cluster died after too many restarts, so that the cluster ends.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", died.followed_by(": it is not started again, since processes of the cluster were restarted too often in the last minute"))]
+pub struct GaveUp {
+    /// The last death.
+    pub died: Died,
+}
+
 /// The last lines of a process's log. The log itself goes with the cluster's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogTail {
@@ -138,15 +146,17 @@ impl Died {
     pub(crate) fn is_to_restart(&self) -> bool {
         self.status.and_then(|status| status.code()) == Some(TO_RESTART.into())
     }
+
+    /// The death and its consequence, ahead of the log's many lines.
+    pub(super) fn followed_by(&self, consequence: &str) -> String {
+        let status = self.status.map(|status| format!(" ({status})")).unwrap_or_default();
+        format!("{} died{status}{consequence}; {}", self.name, self.log)
+    }
 }
 
 impl fmt::Display for Died {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} died", self.name)?;
-        if let Some(status) = self.status {
-            write!(f, " ({status})")?;
-        }
-        write!(f, "; {}", self.log)
+        f.write_str(&self.followed_by(""))
     }
 }
 
