@@ -67,7 +67,9 @@ def lost_by_one(ranks: Ranks, first: SGLang, second: SGLang, cluster: Cluster) -
     come = ranks.ask("restore", "lost", tokens, only={1: {"kill_before_load": cluster.pid(1)}})
     assert [answer["restored"] for answer in come] == [0, 0], f"{come}"
     assert [answer["counts"]["loaded_keys"] for answer in come] == [6, 0], f"{come}"
-    assert come[1]["counts"]["missed_keys"] == 6 and come[1]["counts"]["failures"] == 1, f"{come[1]}"
+    counts = come[1]["counts"]
+    # The session's end may be noticed before the load asks the node.
+    assert counts["missed_keys"] == 6 and counts["failures"] + counts["without_node"] == 1, f"{counts}"
     until(lambda: ranks.ask("save", "kept", tokens)[1]["counts"]["saved_keys"] == 12, "the second node is used again")
     until(lambda: ranks.ask("restore", "lost", tokens)[1]["restored"] == len(tokens), "both ranks find all again")
     assert digests(ranks.ask("digest", "lost", tokens)) == digests(saved), "other bytes"

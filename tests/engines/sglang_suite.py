@@ -180,7 +180,8 @@ def failures(scratch: Path) -> None:
         come = engine.ask("restore", "fresh", tokens, kill_before_load=victim)
         counts = come["counts"]
         assert come["restored"] == 0 and counts["found_keys"] == counts["missed_keys"] == 6, f"{counts}"
-        assert counts["failures"] == 1, f"{counts}"
+        # The session's end may be noticed before the load asks the node.
+        assert counts["failures"] + counts["without_node"] == 1, f"{counts}"
         row("node killed between lookup and load", f"a miss, {counts['missed_keys']} pages counted")
         # The node is started again, with nothing in memory.
         until(lambda: engine.ask("save", "early", tokens)["counts"]["saved_keys"] == 12, "the node is used again")
