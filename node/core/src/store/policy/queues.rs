@@ -2,7 +2,7 @@
 //!
 //! Every operation takes constant time, except the search for a victim. The search parks the chunks at the head of a list that
 //! are blocked or that nobody takes. A sorted map holds the parked chunks that may be evicted, in their old order. A chunk is
-//! parked at most once between two moves, and the map holds only chunks older than the whole list, so it stays small.
+//! parked at most once between two moves, and the map holds only chunks older than the whole list.
 
 use std::collections::BTreeMap;
 
@@ -129,9 +129,10 @@ impl Queues {
         None
     }
 
-    /// The first chunk of a list that no search has parked, blocked or not.
+    /// The first chunk of a list, without the blocked chunks that a search has passed.
     pub(super) fn head(&self, list: usize) -> Option<ChunkNumber> {
-        self.lists[list].head
+        let List { head, returned, .. } = &self.lists[list];
+        returned.first_key_value().map(|(_, &chunk)| chunk).or(*head)
     }
 
     /// Every chunk, list by list, first to last.
@@ -313,6 +314,10 @@ mod tests {
                         let first = queues.first(list, &mut { judge });
                         let expected = model[list].iter().find(|&&(chunk, blocked)| !blocked && !odd_ones(chunk));
                         prop_assert_eq!(first, expected.map(|entry| entry.0));
+                        let oldest_free = model[list].iter().find(|&&(_, blocked)| !blocked);
+                        let head = queues.head(list);
+                        let is_blocked = |head| model[list].iter().any(|&(chunk, blocked)| chunk == head && blocked);
+                        prop_assert!(head.is_some_and(is_blocked) || head == oldest_free.map(|entry| entry.0));
                     }
                     _ => {}
                 }
