@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use larder_core::store::ids::ChunkKey;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// The writes of a tier.
 #[derive(Debug, Clone, Default)]
@@ -53,11 +53,15 @@ impl OrderedWrites {
 }
 
 impl Earlier {
-    /// Waits until these writes have ended. Each has a deadline.
-    pub(super) async fn end(&self) {
-        while self.numbers.iter().any(|number| self.writes.numbered().keys.contains_key(number)) {
-            sleep(LOOK_EVERY).await;
-        }
+    /// Waits for the ends of these writes; returns whether all have ended in time. A write to a folder of a file system that hangs
+    /// never ends.
+    pub(super) async fn end(&self) -> bool {
+        let end = async {
+            while self.numbers.iter().any(|number| self.writes.numbered().keys.contains_key(number)) {
+                sleep(LOOK_EVERY).await;
+            }
+        };
+        timeout(END_WITHIN, end).await.is_ok()
     }
 }
 
@@ -67,4 +71,27 @@ impl Drop for Ordered {
     }
 }
 
+/// How long a purge waits for them.
+const END_WITHIN: Duration = Duration::from_secs(60);
+
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::{ChunkHash, Fingerprint};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_never_ends_is_waited_for_a_minute_and_those_of_other_chunks_are_not() {
+        let writes = OrderedWrites::default();
+        let [ours, other] =
+            [1, 2].map(|byte| ChunkKey { fingerprint: Fingerprint([byte; 32]), hash: ChunkHash([byte; 32]) });
+        let (hangs, _others) = (writes.order(ours), writes.order(other));
+        let start = tokio::time::Instant::now();
+        assert!(!writes.of(|key| *key == ours).end().await);
+        assert!((END_WITHIN..END_WITHIN * 2).contains(&start.elapsed()));
+        drop(hangs);
+        assert!(writes.of(|key| *key == ours).end().await);
+    }
+}

@@ -27,6 +27,7 @@ use super::ordered::{Earlier, Ordered, OrderedWrites};
 use super::patience::AskedPause;
 use super::record::format_folder;
 use super::store::{self, Opened};
+use super::trouble::TroubleKind;
 use super::{BlockId, ObjectOptions, OpenError, Trouble, leftovers};
 use crate::disk::{ReadAnswer, ReadOrder, Refused, WriteAnswer, WriteOrder};
 use crate::threads::{self, Joined};
@@ -327,8 +328,14 @@ impl ObjectJob {
                 client.delete_wrong(deadline).await;
             }
             Work::Purge(ObjectPurge { keys, mode, progress }, earlier, done) => {
-                earlier.end().await;
-                drop(done.send(client.purge(&keys, mode, &*progress).await));
+                let has_ended = earlier.end().await;
+                let purged = client.purge(&keys, mode, &*progress).await;
+                let late = Trouble::new(
+                    TroubleKind::TimedOut,
+                    "write an object",
+                    "uploads that began earlier have not ended",
+                );
+                drop(done.send(purged.and(if has_ended { Ok(()) } else { Err(late) })));
             }
             Work::Find(fingerprint, chunks, blocks, done) => {
                 drop(done.send(client.find(fingerprint, &chunks, &blocks, deadline).await));
