@@ -21,7 +21,7 @@ use larder_core::store::ids::{ProcessId, TenantId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::watch;
 
-use crate::actor::{GpuActor, tell_all};
+use crate::actor::{GpuActor, tell_each};
 
 use socket_process::Exit;
 pub use socket_process::{Identity, PeerError, SocketProcess};
@@ -136,7 +136,7 @@ impl Processes {
         if let Some(process) = process {
             process.gone.send_replace(true);
         }
-        tell_all(&self.actors, || Event::ProcessGone(id)).await;
+        tell_each(self.actors.iter().map(|actor| (actor, Event::ProcessGone(id)))).await;
     }
 }
 

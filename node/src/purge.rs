@@ -14,7 +14,7 @@ use larder_protocol::purge::{PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, 
 use tokio::sync::oneshot::Receiver;
 use tokio::time::{sleep, timeout};
 
-use crate::actor::{Errand, GpuActor, ask, tell_all};
+use crate::actor::{Errand, GpuActor, ask, tell_each};
 use crate::clock::Clock;
 use crate::disk::drive::DriveWatch;
 use crate::disk::{DiskPurge, PurgedSegment, Refused};
@@ -139,7 +139,8 @@ impl Purges {
     async fn carry_out(&self, purge: u64, scope: PurgeScope, mode: PurgeMode, admin: &str) {
         let Some(Parts { actors, objects }) = self.0.parts.get() else { return };
         if mode == PurgeMode::Remove {
-            tell_all(actors, || Event::Purge(PurgeStep::Begin(purge, scope.clone()))).await;
+            let begin = || Event::Purge(PurgeStep::Begin(purge, scope.clone()));
+            tell_each(actors.iter().map(|actor| (actor, begin()))).await;
         }
         let removed = match self.remove(purge, &scope, mode).await {
             Ok(Removed { keys, unreached, left }) => {
@@ -178,7 +179,7 @@ impl Purges {
     async fn end(&self, purge: u64) {
         self.note(purge, |last| last.has_ended = true);
         if let Some(Parts { actors, .. }) = self.0.parts.get() {
-            tell_all(actors, || Event::Purge(PurgeStep::End(purge))).await;
+            tell_each(actors.iter().map(|actor| (actor, Event::Purge(PurgeStep::End(purge))))).await;
         }
     }
 
@@ -197,8 +198,9 @@ impl Purges {
                 let mut from = Some(0);
                 while let Some(at) = from {
                     let page = PurgeStep::Page { purge, scope: scope.clone(), mode, from: at };
-                    let page = actor.send(Errand::new(|actor, ctx| actor.purge_page(page, ctx))).await;
-                    let (page, under_way) = page.ok().flatten().flatten().ok_or_else(actor_failed)?;
+                    let page =
+                        answer_of(actor, Errand::new(|actor, ctx| actor.purge_page(page, ctx))).await?;
+                    let (page, under_way) = page.ok_or_else(actor_failed)?;
                     from = page.next;
                     writes += under_way * u64::from(page.next.is_none());
                     found += page.removed;
@@ -236,9 +238,8 @@ impl Purges {
         for actor in actors {
             loop {
                 let scope = scope.clone();
-                let keys =
-                    actor.send(Errand::new(move |actor, _| actor.core.keys_of_purge(purge, &scope))).await;
-                if let Some(keys) = keys.ok().flatten().ok_or_else(actor_failed)? {
+                let keys = Errand::new(move |actor, _| actor.core.keys_of_purge(purge, &scope));
+                if let Some(keys) = answer_of(actor, keys).await? {
                     all.add_all(&keys);
                     break;
                 }
@@ -263,8 +264,7 @@ impl Purges {
         let (mut after, mut found) = (0, 0);
         loop {
             let of_disk = DiskPurge { keys: Arc::clone(keys), mode };
-            let ordered = actor.send(ask(move |actor| actor.purge_disk(of_disk, after))).await;
-            let purged = match ordered.ok().flatten().ok_or_else(actor_failed)? {
+            let purged = match answer_of(actor, ask(move |actor| actor.purge_disk(of_disk, after))).await? {
                 None => return Ok(found),
                 Some(Ok((purged, drive))) => purged_segment(purged, &drive).await,
                 Some(Err(refused)) => Err(refused),
@@ -398,6 +398,17 @@ async fn purged_segment(
             Err(_) => {}
         }
     }
+}
+
+/// An actor's answer to a purge.
+///
+/// # Errors
+/// A text for people, if the actor hangs or failed.
+async fn answer_of<T: Send + 'static>(actor: &Addr<GpuActor>, errand: Errand<T>) -> Result<T, String> {
+    let answer = timeout(SILENCE, actor.send(errand)).await;
+    let answer =
+        answer.map_err(|_| "an actor does not answer: restart the node, and purge again".to_owned())?;
+    answer.ok().flatten().ok_or_else(actor_failed)
 }
 
 fn actor_failed() -> String {

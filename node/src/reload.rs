@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use actix::Addr;
-use futures_util::future::join_all;
 use larder_core::Event;
 use larder_core::store::StoreLimits;
 use larder_net::blocking::blocking;
@@ -18,10 +17,10 @@ use larder_net::reload::{ReloadTimes, differences, note};
 use larder_protocol::reload::Reloaded;
 use tokio::sync::{Mutex, mpsc, oneshot};
 
-use crate::actor::GpuActor;
+use crate::actor::{GpuActor, tell_each};
 use crate::config::{Config, TenantConfig};
 use crate::drain::Drains;
-use crate::exchange::{PeerActor, SetPace, Tell};
+use crate::exchange::{PeerActor, SetPace};
 use crate::findings::FindingStatus;
 use crate::host::HostFacts;
 use crate::limits::Limits;
@@ -187,17 +186,15 @@ impl Changeable {
 
     async fn change(&self, limits: &Limits, has_other_policy: bool) {
         let tenants = &limits.tenants;
-        let told = self.actors.iter().zip(&limits.actors).map(async |(actor, limits)| {
-            // Errors: the actor is stopping.
+        let actors = || self.actors.iter().zip(&limits.actors);
+        tell_each(actors().map(|(actor, limits)| {
             let tenant_bytes = self.tenants.bytes(tenants, &limits.store.tenant_bytes);
-            let limits_are = Event::LimitsAre(Box::new(StoreLimits { tenant_bytes, ..limits.store.clone() }));
-            _ = actor.send(Tell(limits_are)).await;
-            if has_other_policy {
-                _ = actor.send(Tell(Event::PolicyIs(limits.store.policy))).await;
-            }
-        });
-        // All at once: an actor that hangs keeps the news from no other.
-        join_all(told).await;
+            (actor, Event::LimitsAre(Box::new(StoreLimits { tenant_bytes, ..limits.store.clone() })))
+        }))
+        .await;
+        if has_other_policy {
+            tell_each(actors().map(|(actor, limits)| (actor, Event::PolicyIs(limits.store.policy)))).await;
+        }
         if let Some(cluster) = &limits.cluster {
             if let Some(peers) = &self.peers {
                 _ = peers.send(SetPace(cluster.send_bytes_per_second)).await;

@@ -7,12 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use futures_util::future::join_all;
 use larder_core::Event;
 use larder_core::store::ids::TenantId;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::exchange::Tell;
+use crate::actor::tell_each;
 use crate::limits::{Limits, TenantLimits};
 use crate::session::{BindError, Listener, Listening, SessionSettings};
 use crate::window::WindowBudget;
@@ -226,10 +225,9 @@ impl Doors {
         let told = self.settings.actors.iter().zip(&limits.actors).map(|(actor, actor_limits)| {
             let bytes = self.tenants.bytes(&limits.tenants, &actor_limits.store.tenant_bytes);
             let names = self.tenants.all().into_iter().map(|tenant| tenant.name);
-            actor.address.send(Tell(Event::TenantsAre(names.zip(bytes).collect())))
+            (&actor.address, Event::TenantsAre(names.zip(bytes).collect()))
         });
-        // All at once: an actor that hangs keeps the news from no other. Errors: these actors are stopping.
-        join_all(told).await;
+        tell_each(told).await;
     }
 
     /// Accepts sessions of a tenant. If the tenant was served before, its open sessions go on.

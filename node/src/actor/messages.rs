@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::future::join_all;
@@ -12,6 +13,7 @@ use larder_core::store::ids::SessionId;
 use larder_net::trace::Trace;
 use larder_protocol::session::{Request, Response};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::GpuActor;
 use crate::exchange::Tell;
@@ -87,11 +89,27 @@ pub fn ask<T>(what: impl FnOnce(&mut GpuActor) -> T + Send + 'static) -> Errand<
     Errand::new(|actor, _| what(actor))
 }
 
-/// Tells actors an event, all at once: an actor that hangs keeps the news from no other.
-pub async fn tell_all(actors: &[Addr<GpuActor>], event: impl Fn() -> Event) {
-    // Errors: these actors are stopping.
-    join_all(actors.iter().map(|actor| actor.send(Tell(event())))).await;
+/// Tells each of these actors its event, all at once. Returns whether all have heard it: an actor that hangs is waited for a
+/// moment only, and hears it later.
+pub async fn tell_each<'a, A>(told: impl IntoIterator<Item = (&'a Addr<A>, Event)>) -> bool
+where
+    A: Actor<Context = Context<A>> + Handler<Tell>,
+{
+    let told = told.into_iter().map(|(actor, event)| {
+        // An actor passes over a message whose sender is gone, so the sender waits beside.
+        let told = actor.send(Tell(event));
+        // An error: the actor is stopping.
+        actix_rt::spawn(async { _ = told.await })
+    });
+    let has_heard = timeout(HANGS_AFTER, join_all(told)).await.is_ok();
+    if !has_heard {
+        tracing::error!("an actor does not answer: it hears of a change when it does");
+    }
+    has_heard
 }
+
+/// The silence after which an actor counts as hanging: others go on without it. No step of an actor takes that long.
+pub(crate) const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 impl<T: Send + 'static> Message for Errand<T> {
     type Result = Option<T>;
@@ -102,5 +120,38 @@ impl<T: Send + 'static> Handler<Errand<T>> for GpuActor {
 
     fn handle(&mut self, Errand(what): Errand<T>, ctx: &mut Self::Context) -> Self::Result {
         MessageResult(self.guard(ctx, what))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers when it is told to.
+    struct Answers(Option<mpsc::UnboundedSender<Event>>);
+
+    impl Actor for Answers {
+        type Context = Context<Self>;
+    }
+
+    impl Handler<Tell> for Answers {
+        type Result = ResponseFuture<()>;
+
+        fn handle(&mut self, Tell(event): Tell, _: &mut Self::Context) -> Self::Result {
+            match &self.0 {
+                Some(heard) => Box::pin(std::future::ready(_ = heard.send(event))),
+                None => Box::pin(std::future::pending()),
+            }
+        }
+    }
+
+    #[actix::test]
+    async fn an_actor_that_hangs_keeps_news_from_no_other_and_is_not_waited_for() {
+        tokio::time::pause();
+        let (heard, mut hears) = mpsc::unbounded_channel();
+        let (hangs, answers) = (Answers(None).start(), Answers(Some(heard)).start());
+        assert!(!tell_each([&hangs, &answers].map(|actor| (actor, Event::Tick))).await);
+        assert!(matches!(hears.try_recv(), Ok(Event::Tick)));
+        assert!(tell_each([(&answers, Event::Tick)]).await);
     }
 }

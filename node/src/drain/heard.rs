@@ -7,6 +7,8 @@ use larder_core::DrainProgress;
 use larder_protocol::drain::DrainCounts;
 use tokio::time::timeout;
 
+use crate::actor::HANGS_AFTER;
+
 /// The progress of each actor, as far as the actor has told it. An actor has one question at a time, so the questions to an actor
 /// that hangs do not pile up.
 pub(super) struct Heard<'a>(Vec<HeardActor<'a>>);
@@ -76,9 +78,6 @@ impl<'a> Heard<'a> {
 
 /// How long one question waits for an actor's answer.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
-
-/// The silence after which the drain goes on without an actor. No step of an actor takes that long.
-const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

@@ -225,18 +225,24 @@ fn a_stream_that_breaks_off_after_any_message_loses_what_had_not_ended() {
 }
 
 #[test]
-fn a_follow_that_is_cancelled_ends_and_stops_the_sender() {
-    between(ExchangeLimits::default(), async |asker, holder| {
-        holder.says.replace(Some((vec![half(0, 0)], false)));
-        let (cancel, cancelled) = oneshot::channel();
-        let cancelling = async {
-            until("the holder is asked", || holder.says.borrow().is_none()).await;
-            cancel.send(()).unwrap();
-        };
-        let (came, ()) = tokio::join!(follow_until(&asker, cancelled, Vec::new()), cancelling);
-        assert!(came.ends_with(&["0: Deadline".to_owned(), "1: Deadline".to_owned()]), "{came:?}");
-        until("the sender stops", || holder.plays.get() == 0).await;
-    });
+fn a_follow_that_is_cancelled_or_whose_asker_is_gone_ends_and_stops_the_sender() {
+    for is_told in [true, false] {
+        between(ExchangeLimits::default(), async move |asker, holder| {
+            holder.says.replace(Some((vec![half(0, 0)], false)));
+            let (cancel, cancelled) = oneshot::channel();
+            let cancelling = async {
+                until("the holder is asked", || holder.says.borrow().is_none()).await;
+                if is_told {
+                    cancel.send(()).unwrap();
+                } else {
+                    drop(cancel);
+                }
+            };
+            let (came, ()) = tokio::join!(follow_until(&asker, cancelled, Vec::new()), cancelling);
+            assert!(came.ends_with(&["0: Deadline".to_owned(), "1: Deadline".to_owned()]), "{came:?}");
+            until("the sender stops", || holder.plays.get() == 0).await;
+        });
+    }
 }
 
 #[test]
