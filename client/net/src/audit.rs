@@ -82,9 +82,10 @@ impl Audit {
         self.0.is_some()
     }
 
-    /// Ends the log, after all changes noted so far have been written.
+    /// Ends the log, after all changes noted so far, and the numbers of lines left out, have been written.
     pub fn end(&self) {
-        if let Some((file, _)) = &self.0 {
+        if let Some((file, shared)) = &self.0 {
+            shared.write_left_out(file, Duration::MAX);
             file.end();
         }
     }
@@ -92,12 +93,14 @@ impl Audit {
     /// Notes that somebody did something, or was refused.
     pub fn note<E: AsRef<str>>(&self, by: &str, action: &str, what: &str, outcome: Result<(), E>) {
         if let Some((file, shared)) = &self.0 {
+            shared.write_left_out(file, shared.started.elapsed());
             file.write(&shared.line(by, action, what, &outcome));
         }
     }
 
     /// Notes that an engine of a tenant did something, or was refused. Beyond 100 lines at once, and one line a
-    /// second, lines of the tenant's engines are left out; a line that may be written again is preceded by their number.
+    /// second, lines of the tenant's engines are left out. Once one may be written again, the next line of anybody is preceded by
+    /// their number.
     pub fn note_of_engine<E: AsRef<str>>(
         &self,
         (tenant, by): (&str, &str),
@@ -106,12 +109,11 @@ impl Audit {
         outcome: Result<(), E>,
     ) {
         let Some((file, shared)) = &self.0 else { return };
-        let Some(left_out) = shared.may_write(tenant, shared.started.elapsed()) else { return };
-        if left_out > 0 {
-            let (by, what) = (format!("engines of tenant {tenant}"), format!("{left_out} lines"));
-            file.write_if_half_empty(&shared.line(&by, "left_out", &what, &Ok::<_, &str>(())));
+        let now = shared.started.elapsed();
+        shared.write_left_out(file, now);
+        if shared.may_write(tenant, now) {
+            file.write_if_half_empty(&shared.line(by, action, what, &outcome));
         }
-        file.write_if_half_empty(&shared.line(by, action, what, &outcome));
     }
 }
 
@@ -128,21 +130,37 @@ impl Shared {
         Line { time, server: &self.server, by, action, what, outcome }
     }
 
-    /// Whether a tenant's engines may write a line now, and how many of their lines were left out before it.
-    fn may_write(&self, tenant: &str, now: Duration) -> Option<u64> {
+    /// Whether a tenant's engines may write a line now; if not, the line is counted.
+    fn may_write(&self, tenant: &str, now: Duration) -> bool {
         let mut tenants = crate::lock(&self.tenants);
-        if !tenants.contains_key(tenant) {
-            // Removed tenants take no memory.
-            tenants.retain(|_, lines| lines.rested > now || lines.left_out > 0);
-        }
         let lines = tenants.entry(tenant.to_owned()).or_default();
-        let rested = lines.rested.max(now) + LINE_EVERY;
-        if rested > now + LINES_AT_ONCE * LINE_EVERY {
+        let may_write = lines.may_write(now);
+        if may_write {
+            lines.rested = lines.rested.max(now) + LINE_EVERY;
+        } else {
             lines.left_out += 1;
-            return None;
         }
-        lines.rested = rested;
-        Some(std::mem::take(&mut lines.left_out))
+        may_write
+    }
+
+    /// Writes how many lines of a tenant's engines were left out, once they may write again. A number that does not fit the queue
+    /// is kept. A tenant without such a number that has rested, or was removed, takes no memory.
+    fn write_left_out(&self, file: &LineFile, now: Duration) {
+        crate::lock(&self.tenants).retain(|tenant, lines| {
+            if lines.left_out > 0 && lines.may_write(now) {
+                let (by, what) = (format!("engines of tenant {tenant}"), format!("{} lines", lines.left_out));
+                if file.write_if_half_empty(&self.line(&by, "left_out", &what, &Ok::<_, &str>(()))) {
+                    lines.left_out = 0;
+                }
+            }
+            lines.left_out > 0 || lines.rested > now
+        });
+    }
+}
+
+impl TenantLines {
+    fn may_write(&self, now: Duration) -> bool {
+        self.rested.max(now).saturating_add(LINE_EVERY) <= now.saturating_add(LINES_AT_ONCE * LINE_EVERY)
     }
 }
 
@@ -169,11 +187,18 @@ mod tests {
             tokio::time::advance(LINE_EVERY).await;
         }
         pin("other");
-        drop(audit);
+        (0..200).for_each(|_| pin("last"));
+        audit.end();
         thread.join().unwrap();
         let text = std::fs::read_to_string(path).unwrap();
         let of = |action: &str| text.matches(&format!("\"action\":\"{action}\"")).count();
-        assert_eq!((of("purge"), of("pin"), of("left_out")), (1, 160, 59));
+        assert_eq!((of("purge"), of("pin"), of("left_out")), (1, 260, 61));
+        assert_eq!(
+            text.matches(r#""what":"9999 lines""#).count(),
+            59,
+            "the last ones too, by the line of another tenant"
+        );
+        assert!(text.contains(r#""by":"engines of tenant last","action":"left_out","what":"100 lines""#));
         assert!(text.contains(r#""by":"engines of tenant chat","action":"left_out","what":"9900 lines""#));
     }
 }
