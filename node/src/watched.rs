@@ -1,6 +1,6 @@
 //! Catches, counts and logs panics on the peer thread, and starts the panicked part again with empty state.
 //!
-//! A panic ends one request or connection, or loses the directory's rows. It never ends the thread.
+//! A panic ends one request, connection or purge, or loses the directory's rows. It never ends the thread.
 
 use std::any::Any;
 use std::future::Future;
@@ -57,7 +57,11 @@ impl Watch {
     fn tell(&self, task: &'static str, panic: &(dyn Any + Send)) {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
-        tracing::error!(task, said, "a task panicked: its work is dropped, and it begins again");
+        tracing::error!(
+            task,
+            said,
+            "a task panicked: its work is dropped, and it begins again; a purge does not"
+        );
         self.panics.with_label_values(&[task]).inc();
     }
 

@@ -177,7 +177,7 @@ metrics_table! {
         panics: IntCounterVec = "larder_peer_task_panics_total", "panics",
             [Label::one_of("task", &["directory", "peers", "orders", "accept", "serve", "fetch", "follow",
                 "tables", "follower", "certificates", "purge"])],
-            "Tasks of the peer thread that panicked, and were started again with empty state";
+            "Tasks of the peer thread that panicked, and were started again with empty state; a purge is not started again";
     }
 }
 
