@@ -102,6 +102,17 @@ fn a_member_that_was_removed_while_a_coordinator_was_away_is_lost_for_it_too() {
 }
 
 #[test]
+fn a_leader_that_is_brought_a_table_remembers_the_later_life_that_joined_it() {
+    let (_, table) = leader();
+    let mut next = candidate(DurableState::default());
+    next.lead(2, 100_000, 0);
+    let number = next.join("a", &join(9, Epoch::default()), 10).unwrap().number;
+    assert!(next.adopt(&table, 20));
+    next.leave(number, 9);
+    assert_eq!(next.join("a", &join(5, table.epoch), 30), Err(JoinRefused::Outdated(10)));
+}
+
+#[test]
 fn a_leader_whose_right_is_over_makes_no_table_until_it_is_prolonged() {
     let (mut leader, table) = leader();
     leader.join("d", &join(4, Epoch::default()), 9_999).unwrap();

@@ -131,6 +131,8 @@ impl Membership {
             None => !known.is_awaited,
         });
         let taken: BTreeSet<NodeNumber> = table.members.iter().map(|member| member.number).collect();
+        let noted: BTreeMap<_, _> =
+            self.numbers.iter().map(|(name, given)| (name.clone(), given.incarnation)).collect();
         self.numbers.retain(|_, given| !taken.contains(&given.number));
         for member in &table.members {
             let has_joined = |known: &KnownMember| !known.is_awaited && known.member.name == member.name;
@@ -138,7 +140,9 @@ impl Membership {
                 let known = KnownMember { is_awaited: true, ..KnownMember::new(member.clone(), now) };
                 self.members.insert(member.number, known);
             }
-            let (number, incarnation) = (member.number, member.incarnation);
+            // It may have joined this leader as a later life than the table's.
+            let incarnation = noted.get(&member.name).map_or(0, |&noted| noted).max(member.incarnation);
+            let number = member.number;
             let given = Given { number, left: self.leavings, incarnation };
             self.numbers.insert(member.name.clone(), given);
         }
