@@ -85,7 +85,7 @@ impl Elect {
             let pause = self.election.wakes().saturating_sub(now).clamp(1, LONGEST_PAUSE_MS);
             tokio::select! {
                 answer = answered(&mut asking) => self.election.answer(answer, self.uptime.now()),
-                life = self.lookout.answer() => self.election.hear_leader(life),
+                life = self.lookout.answer() => self.hear_leader(life),
                 () = sleep(Duration::from_millis(pause)) => {}
                 Some(term) = self.later_terms.recv() => {
                     tracing::warn!(term, "nodes know tables of a later term: this coordinator leads on in a term after that");
@@ -100,6 +100,14 @@ impl Elect {
         self.apply();
         if let Some(freed) = freed {
             ask(register, &freed, FREE_DEADLINE).await;
+        }
+    }
+
+    fn hear_leader(&mut self, life: u64) {
+        let now = self.uptime.now();
+        self.election.hear_leader(life);
+        if self.election.leader(now).is_some_and(|leader| leader.life == life) {
+            self.membership.lock().hears_leader(now);
         }
     }
 

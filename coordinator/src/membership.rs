@@ -73,6 +73,10 @@ pub struct Membership {
     is_unwritten: bool,
     counts: EventCounts,
     office: Office,
+    /// When this coordinator led last, or heard the leader.
+    in_touch: Millis,
+    /// Whether a loss may have passed unseen since the last table: this coordinator did not run, or did not hear the leader.
+    was_away: bool,
     /// Whether the homes of the last table that it made have the form that nodes of version 1 know.
     served_v1: bool,
     /// Nodes that were asked for their table in this term.
@@ -220,6 +224,8 @@ impl Membership {
             published: None,
             counts: EventCounts::default(),
             office: Office::Alone,
+            in_touch: now,
+            was_away: true,
             served_v1: false,
             bringers: 0,
             awaits_table: false,
@@ -430,6 +436,7 @@ impl Membership {
         let serves_v1 = self.serves_v1();
         self.served_v1 = serves_v1;
         self.published = Some(now);
+        self.was_away = false;
         self.epoch.number += 1;
         let members: Vec<Member> = self.members.values().map(|known| known.member.clone()).collect();
         let mut weights: Vec<Weighted> = self

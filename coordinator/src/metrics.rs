@@ -45,7 +45,8 @@ metrics_table! {
         leads: IntGauge = "larder_coordinator_leads", "", [],
             "1 while this coordinator leads, 0 while it follows another one";
         lost: IntGauge = "larder_coordinator_lost_members", "nodes", [],
-            "Nodes that were removed after long silence and did not come back (membership.remember_lost_ms)";
+            "Nodes that were removed after long silence, or left while this coordinator was away, and did \
+             not come back (membership.remember_lost_ms)";
         longest_silence: Gauge = "larder_coordinator_longest_silence_seconds", "seconds", [],
             "The longest time for which a member has been silent";
         late_heartbeats: IntGauge = "larder_coordinator_late_members", "nodes", [],

@@ -102,6 +102,40 @@ fn a_member_that_was_removed_while_a_coordinator_was_away_is_lost_for_it_too() {
 }
 
 #[test]
+fn a_node_that_leaves_between_two_tables_or_leaders_is_not_lost() {
+    let (mut leader, table) = leader();
+    leader.lead(1, 100_000, 3_100);
+    let mut follower = candidate(DurableState::default());
+    follower.follow(&table, 3_100);
+    // The leader answers for long without a new table. Then two tables come as one.
+    for now in (3_500..=60_000).step_by(1_000) {
+        follower.hears_leader(now);
+    }
+    for (member, now) in [(2, 60_100), (3, 60_200)] {
+        leader.leave(NodeNumber(member), u64::from(member));
+        leader.tick(now).unwrap();
+    }
+    assert_eq!(leader.table().epoch.number, table.epoch.number + 2);
+    let mut next = candidate(DurableState::default());
+    assert!(follower.follow(&leader.table(), 60_300) && next.follow(&leader.table(), 60_300));
+    assert!(follower.lost(60_300).is_empty());
+    // The last node says goodbye to a new leader before its first table.
+    next.lead(2, 100_000, 63_000);
+    next.join("d", &join(4, leader.table().epoch), 63_100).unwrap();
+    next.join("a", &join(1, leader.table().epoch), 63_100).unwrap();
+    next.leave(NodeNumber(1), 1);
+    let first = next.tick(63_000 + PATIENCE.grace_ms).unwrap();
+    follower.hears_leader(64_000);
+    assert!(follower.follow(&first, 66_100));
+    assert_eq!((first.members.len(), follower.lost(66_100).len(), next.lost(66_100).len()), (1, 0, 0));
+    // A coordinator that starts again and finds nothing new knows as much as the others.
+    let mut again = candidate(follower.state());
+    again.follow(&first, 100);
+    let gone = Table { epoch: Epoch { term: 3, number: 2 }, members: Vec::new(), homes: Vec::new() };
+    assert!(again.follow(&Arc::new(gone), 200) && again.lost(200).is_empty());
+}
+
+#[test]
 fn a_leader_that_is_brought_a_table_remembers_the_later_life_that_joined_it() {
     let (_, table) = leader();
     let mut next = candidate(DurableState::default());

@@ -45,6 +45,7 @@ impl Membership {
     /// Leads in this term until this time. A new term begins with the members of the last table, who are awaited for the grace
     /// time.
     pub fn lead(&mut self, term: u64, until: Millis, now: Millis) {
+        self.hears_leader(now);
         // A table that was made too late to be sent is made again.
         self.is_changed |= self.office == Office::Elected(0);
         self.office = Office::Elected(until);
@@ -67,15 +68,33 @@ impl Membership {
         }
     }
 
+    /// Notes that this coordinator leads, or that the leader has answered it. After a longer absence than both a suspect and its
+    /// removal need, a loss may have passed unseen.
+    pub fn hears_leader(&mut self, now: Millis) {
+        let Patience { suspect_after_ms, remove_after_ms, remove_reported_after_ms, .. } = self.patience;
+        let unseen_ms = remove_reported_after_ms.min(remove_after_ms).saturating_sub(suspect_after_ms);
+        self.was_away |= now.saturating_sub(self.in_touch) >= unseen_ms;
+        self.in_touch = now;
+    }
+
     /// Takes a table of the leader, if it is newer than the last one. Returns whether it did. A coordinator that leads takes
     /// none.
     pub fn follow(&mut self, table: &Arc<Table>, now: Millis) -> bool {
-        if self.leads(now) || table.epoch <= self.table.epoch || !table.is_consistent() {
+        if self.leads(now) {
+            return false;
+        }
+        self.hears_leader(now);
+        if table.epoch == self.table.epoch {
+            // Nothing has changed while it was away.
+            self.was_away = false;
+        }
+        if table.epoch <= self.table.epoch || !table.is_consistent() {
             return false;
         }
         self.members.clear();
         self.take_over(table, now);
         self.epoch = table.epoch;
+        self.was_away = false;
         true
     }
 
@@ -151,8 +170,8 @@ impl Membership {
     }
 
     /// Notes the members that another leader removed after silence, so that they stay lost if this coordinator leads next. They
-    /// were suspect in the last table; a node that leaves is not suspect. If tables between the last one and this one are not
-    /// known, every member that is gone may have been silent, but those that drained. `names` are those of the table of this epoch.
+    /// were suspect in the last table; a node that leaves is not suspect. If this coordinator was away meanwhile, every member that
+    /// is gone may have been silent, but those that drained. `names` are those of the table of this epoch.
     fn note_lost(&mut self, epoch: Epoch, names: &BTreeMap<&str, NodeNumber>, now: Millis) {
         names.keys().for_each(|name| self.lost.forget(name));
         let has_joined =
@@ -160,9 +179,10 @@ impl Membership {
         let is_here = |name: &str| names.contains_key(name) || has_joined(name);
         let last = self.table.epoch;
         let is_next = epoch.term == last.term && epoch.number == last.number + 1;
+        let was_away = self.was_away && !is_next;
         let may_be_lost = |member: &&Member| match member.state {
             MemberState::Suspect => true,
-            MemberState::Alive => !is_next,
+            MemberState::Alive => was_away,
             MemberState::Draining => false,
         };
         let gone = self.table.members.iter().filter(may_be_lost).filter(|member| !is_here(&member.name));

@@ -17,9 +17,9 @@ use crate::listing::{Cell, FormatArgs, Listing, column};
 /// Have the coordinators forget a lost node that will never come back
 ///
 /// A node that was removed after long silence is lost until it comes back, or for a day (`remember_lost_ms`). Until then the
-/// cluster is degraded, and purges and reloads name the node. A member cannot be forgotten: a node that stops properly, or that
-/// `larder drain` makes leave, is not lost. A forgotten node that comes back is a member like any other. The node's disk keeps its
-/// chunks, and no purge reaches them.
+/// cluster is degraded, and purges and reloads name the node. A member cannot be forgotten. A node that stops properly, or that
+/// `larder drain` makes leave, is not lost; only a coordinator that was away meanwhile may count it as lost. A forgotten node that
+/// comes back is a member like any other. The node's disk keeps its chunks, and no purge reaches them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// Checks that the node is no member.
 fn check_no_member(node: &str, status: &Status) -> anyhow::Result<()> {
     if status.nodes.iter().any(|member| member.name == node) {
-        let advice = "`larder drain` makes it leave, and a node that left needs no forgetting";
+        let advice = "`larder drain` makes it leave, and a node that left seldom needs forgetting";
         return Err(Usage(format!("`{node}` is a member, so it cannot be forgotten: {advice}")).into());
     }
     Ok(())
