@@ -1,8 +1,8 @@
 //! Changes the configuration while the node runs: on an admin's request (`larder reload`), on SIGHUP, or when the file changes.
 //!
-//! The file is read and checked as at a start; a file with a fault changes nothing, nor does a file that names no tenants while the
-//! node has named ones. Settings that can change while the node runs
-//! count at once ([`with_changes`] has all of them). Other settings count from the next start on, and the answer names them.
+//! The file is read and checked as at a start; a file with a fault changes nothing, nor does a file that names no tenants while
+//! the node's tenants are other than such a file's. Settings that can change while the node runs count at once ([`with_changes`]
+//! has all of them). Other settings count from the next start on, and the answer names them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -212,17 +212,23 @@ impl fmt::Debug for Reloads {
     }
 }
 
-/// Refuses a file without tenants, if the node has tenants that they would remove. A full disk and a writer that ends early leave
-/// empty files, and a removed tenant loses its chunks.
+/// Refuses a file without tenants, if it would remove or change a tenant. A full disk and a writer that ends early leave empty
+/// files, and a removed tenant loses its chunks.
 fn check_tenants(running: &Config, new: &Config, names_tenants: bool) -> Result<(), String> {
     let stays = |tenant: &TenantConfig| new.tenants.iter().any(|other| other.name == tenant.name);
-    let goes = running.tenants.iter().find(|tenant| !stays(tenant));
-    match goes.filter(|_| !names_tenants) {
+    let changes = || running.tenants.iter().find(|tenant| !new.tenants.contains(tenant));
+    let first = running.tenants.iter().find(|tenant| !stays(tenant)).or_else(changes);
+    match first.filter(|_| !names_tenants) {
         None => Ok(()),
-        Some(TenantConfig { name, .. }) => Err(format!(
-            "the file has no [[tenants]], and would remove tenant `{name}` with its chunks: was the file cut off? To have the \
-             default tenant alone, name it"
-        )),
+        Some(tenant) => {
+            let would = if stays(tenant) { "change" } else { "remove" };
+            let with = if stays(tenant) { "" } else { " with its chunks" };
+            Err(format!(
+                "the file has no [[tenants]], and would {would} tenant `{}`{with}: was the file cut off? To have \
+                 the default tenant alone, name it",
+                tenant.name
+            ))
+        }
     }
 }
 

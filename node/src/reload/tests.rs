@@ -41,7 +41,7 @@ fn tenants_come_and_go_and_change_at_once() {
 }
 
 #[test]
-fn an_empty_file_removes_no_tenant() {
+fn an_empty_file_removes_and_changes_no_tenant() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("node.toml");
     let check = |running: &Config, text: &str| {
@@ -56,6 +56,10 @@ fn an_empty_file_removes_no_tenant() {
         assert!(error.contains("no [[tenants]]") && error.contains("`chat`"), "{error}");
         assert_eq!(check(&Config::default(), text), Ok(()), "the default tenant needs no name");
     }
+    let mut own = Config::default();
+    own.tenants[0].max_bytes = Some(ByteSize::gib(1));
+    let error = check(&own, "").unwrap_err();
+    assert!(error.contains("would change tenant `default`:"), "{error}");
     let named = "[[tenants]]\nname = \"default\"\nsocket = \"/run/larder/default.sock\"\n";
     assert_eq!(check(&running, named), Ok(()));
 }
