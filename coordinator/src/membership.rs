@@ -505,11 +505,11 @@ impl Membership {
         DurableState { table: (*self.table).clone(), numbers, lost: self.lost.all() }
     }
 
-    /// The members that are heard, or may be heard soon: those of the last table have the grace time to come back.
+    /// The members that are heard.
     #[must_use]
-    pub fn unsuspected_members(&self) -> Vec<NodeNumber> {
-        let members = self.members.values().filter(|known| known.member.state != MemberState::Suspect);
-        members.map(|known| known.member.number).collect()
+    pub fn heard_members(&self) -> Vec<NodeNumber> {
+        let heard = self.members.values().filter(|known| known.member.state != MemberState::Suspect);
+        heard.filter(|known| !known.is_awaited).map(|known| known.member.number).collect()
     }
 
     /// Every member.

@@ -223,7 +223,7 @@ impl Server {
     /// Whether this coordinator should yield to another that leads in a higher term. Without an election it does so only if most of
     /// its members follow either.
     fn yields_to(&self, other: &Standing) -> bool {
-        let members = self.membership.lock().unsuspected_members();
+        let members = self.membership.lock().heard_members();
         self.standing().yields_to(other)
             && self.doubts.reports.borrow().are_of_most(other.life, &members, self.uptime.now())
     }

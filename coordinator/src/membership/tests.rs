@@ -353,16 +353,6 @@ fn a_coordinator_that_starts_again_keeps_numbers_and_members_under_a_new_term() 
 }
 
 #[test]
-fn members_that_are_awaited_count_among_those_that_another_leader_must_convince() {
-    let (mut before, numbers) = cluster(2);
-    before.tick(0);
-    let mut membership = Membership::new(patience(), before.state(), 0);
-    assert_eq!(membership.unsuspected_members(), numbers);
-    run(&mut membership, 0, patience().grace_ms + patience().suspect_after_ms);
-    assert_eq!(membership.unsuspected_members(), [], "none came back");
-}
-
-#[test]
 fn a_coordinator_that_lost_its_state_learns_its_term_from_the_nodes() {
     let mut membership = Membership::new(patience(), DurableState::default(), 0);
     membership.join("a", &Join { epoch: Epoch { term: 9, number: 4 }, ..join(1) }, 0).unwrap();
