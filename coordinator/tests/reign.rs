@@ -93,12 +93,17 @@ fn a_member_that_was_removed_while_a_coordinator_was_away_is_lost_for_it_too() {
     let lost = |membership: &Membership| -> Vec<String> {
         membership.lost(41_000).into_iter().map(|(lost, _)| lost.member.name).collect()
     };
-    // It follows again; or it leads, and a node brings the last table.
+    // It follows again; or it leads, and a node brings the last table, also if the former leader has answered it all the time.
     let mut next = candidate(away.state());
+    let mut in_touch = candidate(DurableState::default());
+    in_touch.follow(&draining, 3_100);
+    (3_500..=41_000).step_by(500).for_each(|now| in_touch.hears_leader(now));
     assert!(away.follow(&leader.table(), 41_000));
-    next.lead(2, 100_000, 41_000);
-    assert!(next.adopt(&leader.table(), 41_000));
-    assert_eq!([lost(&away), lost(&next)], [["c"], ["c"]], "`b` has drained");
+    for next in [&mut next, &mut in_touch] {
+        next.lead(2, 100_000, 41_000);
+        assert!(next.adopt(&leader.table(), 41_000));
+    }
+    assert_eq!([lost(&away), lost(&next), lost(&in_touch)], [["c"], ["c"], ["c"]], "`b` has drained");
 }
 
 #[test]

@@ -114,6 +114,8 @@ impl Membership {
             return false;
         }
         self.awaits_table = false;
+        // It did not hear the tables between its own last one and this one.
+        self.was_away = true;
         self.take_over(table, now);
         for known in self.members.values_mut().filter(|known| known.is_awaited) {
             *known = awaited(known, now);
