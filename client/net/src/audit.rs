@@ -149,7 +149,7 @@ impl Shared {
         crate::lock(&self.tenants).retain(|tenant, lines| {
             if lines.left_out > 0 && lines.may_write(now) {
                 let (by, what) = (format!("engines of tenant {tenant}"), format!("{} lines", lines.left_out));
-                if file.write_if_half_empty(&self.line(&by, "left_out", &what, &Ok::<_, &str>(()))) {
+                if file.try_write_if_half_empty(&self.line(&by, "left_out", &what, &Ok::<_, &str>(()))) {
                     lines.left_out = 0;
                 }
             }

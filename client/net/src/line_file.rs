@@ -96,28 +96,27 @@ impl LineFile {
 
     /// Writes a line.
     pub fn write(&self, line: &impl Serialize) {
-        self.queue(line, None);
+        if !self.queue(line, None) {
+            (self.lost)();
+        }
     }
 
-    /// Writes a line, unless lines that were written in this way fill half of the queue: the other half is for other lines. Returns
-    /// whether the line is in the queue.
-    pub fn write_if_half_empty(&self, line: &impl Serialize) -> bool {
-        match Arc::clone(&self.places).try_acquire_owned() {
-            Ok(place) => self.queue(line, Some(place)),
-            Err(_) => {
-                (self.lost)();
-                false
-            }
+    /// Writes a line, unless lines that were written in this way fill half of the queue: the other half is for other lines.
+    pub fn write_if_half_empty(&self, line: &impl Serialize) {
+        if !self.try_write_if_half_empty(line) {
+            (self.lost)();
         }
+    }
+
+    /// As [`LineFile::write_if_half_empty`], for a line that is tried again: returns whether it is in the queue.
+    pub fn try_write_if_half_empty(&self, line: &impl Serialize) -> bool {
+        let place = Arc::clone(&self.places).try_acquire_owned();
+        place.is_ok_and(|place| self.queue(line, Some(place)))
     }
 
     fn queue(&self, line: &impl Serialize, place: Option<OwnedSemaphorePermit>) -> bool {
         let text = serde_json::to_vec(line).ok();
-        let is_queued = text.is_some_and(|text| self.queue.try_send(Queued { text, _place: place }).is_ok());
-        if !is_queued {
-            (self.lost)();
-        }
-        is_queued
+        text.is_some_and(|text| self.queue.try_send(Queued { text, _place: place }).is_ok())
     }
 
     /// Ends the thread, after it has written the lines handed over before. Later lines are lost.
@@ -438,7 +437,7 @@ mod tests {
         let count: Lost = Arc::new(move || _ = count.fetch_add(1, Ordering::Relaxed));
         // Nobody takes the lines: the disk stalls.
         let file = LineFile { queue, lost: count, places: places() };
-        (0..2 * QUEUE_LINES).for_each(|line| _ = file.write_if_half_empty(&line));
+        (0..2 * QUEUE_LINES).for_each(|line| file.write_if_half_empty(&line));
         let half = QUEUE_LINES as u64 / 2;
         assert_eq!(lost.load(Ordering::Relaxed), 2 * QUEUE_LINES as u64 - half);
         (0..half).for_each(|line| file.write(&line));
