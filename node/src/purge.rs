@@ -406,8 +406,9 @@ async fn purged_segment(
 /// A text for people, if the actor hangs or failed.
 async fn answer_of<T: Send + 'static>(actor: &Addr<GpuActor>, errand: Errand<T>) -> Result<T, String> {
     let answer = timeout(SILENCE, actor.send(errand)).await;
-    let answer =
-        answer.map_err(|_| "an actor does not answer: restart the node, and purge again".to_owned())?;
+    let answer = answer.map_err(|_| {
+        "an actor does not answer, and nothing more was purged: restart the node, and purge again".to_owned()
+    })?;
     answer.ok().flatten().ok_or_else(actor_failed)
 }
 

@@ -127,31 +127,41 @@ impl<T: Send + 'static> Handler<Errand<T>> for GpuActor {
 mod tests {
     use super::*;
 
-    /// Answers when it is told to.
-    struct Answers(Option<mpsc::UnboundedSender<Event>>);
+    /// Hands on what it hears, and hangs until the other end takes it.
+    struct Hangs(std::sync::mpsc::SyncSender<Event>);
 
-    impl Actor for Answers {
+    impl Actor for Hangs {
         type Context = Context<Self>;
     }
 
-    impl Handler<Tell> for Answers {
-        type Result = ResponseFuture<()>;
+    impl Handler<Tell> for Hangs {
+        type Result = ();
 
-        fn handle(&mut self, Tell(event): Tell, _: &mut Self::Context) -> Self::Result {
-            match &self.0 {
-                Some(heard) => Box::pin(std::future::ready(_ = heard.send(event))),
-                None => Box::pin(std::future::pending()),
-            }
+        fn handle(&mut self, Tell(event): Tell, _: &mut Self::Context) {
+            self.0.send(event).unwrap();
         }
     }
 
     #[actix::test]
-    async fn an_actor_that_hangs_keeps_news_from_no_other_and_is_not_waited_for() {
+    async fn an_actor_that_hangs_keeps_news_from_no_other_is_not_waited_for_and_hears_all_later() {
+        let start = || {
+            let (heard, hears) = std::sync::mpsc::sync_channel(0);
+            let arbiter = Arbiter::new();
+            (Hangs::start_in_arbiter(&arbiter.handle(), |_| Hangs(heard)), hears, arbiter)
+        };
+        let ((hangs, late, _first), (other, hears, _second)) = (start(), start());
+        let heard = std::thread::spawn(move || hears.into_iter().take(2).count());
         tokio::time::pause();
-        let (heard, mut hears) = mpsc::unbounded_channel();
-        let (hangs, answers) = (Answers(None).start(), Answers(Some(heard)).start());
-        assert!(!tell_each([&hangs, &answers].map(|actor| (actor, Event::Tick))).await);
-        assert!(matches!(hears.try_recv(), Ok(Event::Tick)));
-        assert!(tell_each([(&answers, Event::Tick)]).await);
+        let events: [fn() -> Event; 2] = [|| Event::Tick, || Event::Alarm];
+        for event in events {
+            assert!(!tell_each([(&hangs, event()), (&other, event())]).await);
+        }
+        tokio::time::resume();
+        let late = std::thread::spawn(move || late.into_iter().take(2).collect::<Vec<_>>());
+        while !late.is_finished() || !heard.is_finished() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(matches!(late.join().unwrap()[..], [Event::Tick, Event::Alarm]));
+        assert_eq!(heard.join().unwrap(), 2);
     }
 }

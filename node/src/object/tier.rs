@@ -333,7 +333,7 @@ impl ObjectJob {
                 let late = Trouble::new(
                     TroubleKind::TimedOut,
                     "write an object",
-                    "uploads that began earlier have not ended",
+                    "uploads that began earlier have not ended; purge again, and restart the node if this stays",
                 );
                 drop(done.send(purged.and(if has_ended { Ok(()) } else { Err(late) })));
             }
