@@ -152,19 +152,18 @@ impl Membership {
             None => !known.is_awaited,
         });
         let taken: BTreeSet<NodeNumber> = table.members.iter().map(|member| member.number).collect();
-        let noted: BTreeMap<_, _> =
-            self.numbers.iter().map(|(name, given)| (name.clone(), given.incarnation)).collect();
+        let noted = |member: &Member| self.numbers.get(&member.name).map_or(0, |given| given.incarnation);
+        let noted: Vec<u64> = table.members.iter().map(noted).collect();
         self.numbers.retain(|_, given| !taken.contains(&given.number));
-        for member in &table.members {
+        for (member, noted) in table.members.iter().zip(noted) {
             let has_joined = |known: &KnownMember| !known.is_awaited && known.member.name == member.name;
             if !self.members.get(&member.number).is_some_and(has_joined) {
                 let known = KnownMember { is_awaited: true, ..KnownMember::new(member.clone(), now) };
                 self.members.insert(member.number, known);
             }
             // It may have joined this leader as a later life than the table's.
-            let incarnation = noted.get(&member.name).map_or(0, |&noted| noted).max(member.incarnation);
-            let number = member.number;
-            let given = Given { number, left: self.leavings, incarnation };
+            let incarnation = noted.max(member.incarnation);
+            let given = Given { number: member.number, left: self.leavings, incarnation };
             self.numbers.insert(member.name.clone(), given);
         }
         self.table = Arc::clone(table);

@@ -144,9 +144,12 @@ impl Known {
 
     /// Whether the engines of this identity's tenant have as many connections as one tenant may have.
     fn is_tenant_full(&self, engine: &Identity) -> bool {
+        if engine.role != Role::Engine {
+            return false;
+        }
         let same = self.by_identity.iter().filter(|(other, _)| other.tenant == engine.tenant);
         let connections = same.map(|(_, connected)| connected.connections.len()).sum::<usize>();
-        engine.role == Role::Engine && connections >= MAX_ENGINE_CONNECTIONS / 4
+        connections >= MAX_ENGINE_CONNECTIONS / 4
     }
 }
 
