@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::fs::Permissions;
 use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -153,6 +155,41 @@ fn a_reissue_that_was_cut_short_between_key_and_certificate_is_ended_by_the_next
     done(dir, &["rotate", "reissue"]);
     done(dir, &["rotate", "finish"]);
     assert_eq!(Credentials::load(&files(dir, "a")).unwrap().identity().to_string(), "larder://node/a");
+}
+
+#[test]
+fn a_start_that_was_cut_short_before_ca_pem_trusts_the_new_authority_begins_again() {
+    let dir = authority();
+    let dir = dir.path();
+    let settled = std::fs::read(dir.join("ca.pem")).unwrap();
+    done(dir, &["rotate", "start"]);
+    std::fs::write(dir.join("ca.pem"), settled).unwrap();
+    let before = read(dir);
+    let refused = larder(dir, &["rotate", "reissue"]);
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert!(text.contains("`larder ca rotate start` begins one") && read(dir) == before, "{text}");
+    for step in ["start", "reissue", "finish"] {
+        done(dir, &["rotate", step]);
+    }
+    Credentials::load(&files(dir, "a")).unwrap();
+}
+
+#[test]
+fn files_keep_their_owner_and_mode_when_they_are_replaced() {
+    let dir = authority();
+    let dir = dir.path();
+    let mode = |name: &str| std::fs::metadata(dir.join(name)).unwrap().permissions().mode() & 0o777;
+    std::fs::set_permissions(dir.join("a.key"), Permissions::from_mode(0o640)).unwrap();
+    let is_owned = rustix::process::geteuid().is_root();
+    if is_owned {
+        std::os::unix::fs::chown(dir.join("a.key"), Some(7), Some(8)).unwrap();
+    }
+    for step in ["start", "reissue", "finish"] {
+        done(dir, &["rotate", step]);
+    }
+    assert_eq!(["a.key", "c.key", "ca.key", "ca.pem"].map(mode), [0o640, 0o600, 0o600, 0o644]);
+    let key = std::fs::metadata(dir.join("a.key")).unwrap();
+    assert!(!is_owned || (key.uid(), key.gid()) == (7, 8));
 }
 
 fn endpoint(dir: &Path, name: &str) -> Endpoint {

@@ -11,6 +11,9 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
 };
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use webpki::EndEntityCert;
 
 /// A certificate authority. A process that trusts it trusts every certificate that it issues.
 pub struct Authority {
@@ -43,6 +46,11 @@ pub enum AuthorityError {
     /// The authority's files are not a certificate and its key.
     #[error("these files are no authority's certificate and key: `larder ca init` makes them")]
     NotAnAuthority(#[source] rcgen::Error),
+    /// The key is not that of the certificate.
+    #[error(
+        "the key is not the certificate's: take both files from one backup, or repeat the interrupted step of `larder ca rotate`"
+    )]
+    OtherKey,
     /// Making keys or signing failed.
     #[error("no certificate can be made")]
     Make(#[from] rcgen::Error),
@@ -77,11 +85,17 @@ impl Authority {
     /// An authority from its files.
     ///
     /// # Errors
-    /// [`AuthorityError::NotAnAuthority`] if the files are not an authority's.
+    /// [`AuthorityError::NotAnAuthority`] or [`AuthorityError::OtherKey`] if the files are not an authority's.
     pub fn load(certificate_pem: &str, key_pem: &str) -> Result<Self, AuthorityError> {
         let key = KeyPair::from_pem(key_pem).map_err(AuthorityError::NotAnAuthority)?;
+        let public_key = key.public_key_raw().to_owned();
         let issuer =
             Issuer::from_ca_cert_pem(certificate_pem, key).map_err(AuthorityError::NotAnAuthority)?;
+        let certificate = CertificateDer::from_pem_slice(certificate_pem.as_bytes()).ok();
+        let parsed = certificate.as_ref().and_then(|der| EndEntityCert::try_from(der).ok());
+        if !parsed.is_some_and(|parsed| parsed.subject_public_key_info().ends_with(&public_key)) {
+            return Err(AuthorityError::OtherKey);
+        }
         Ok(Self { certificate_pem: certificate_pem.to_owned(), issuer })
     }
 
@@ -164,6 +178,14 @@ mod tests {
             Authority::load(&files.certificate_pem, ""),
             Err(AuthorityError::NotAnAuthority(_))
         ));
+    }
+
+    #[test]
+    fn a_key_of_another_authority_is_refused() {
+        let [(_, one), (_, other)] = [1, 2].map(|days| Authority::create(Validity::days(days)).unwrap());
+        let both = one.certificate_pem.clone() + &other.certificate_pem;
+        assert!(Authority::load(&both, &one.key_pem).is_ok(), "the first certificate counts");
+        assert!(matches!(Authority::load(&both, &other.key_pem), Err(AuthorityError::OtherKey)));
     }
 
     #[test]

@@ -11,7 +11,9 @@
 //! Two renames replace a certificate and its key. If a run stops between them, NAME.pem.new is left without NAME.key.new, and the
 //! next run renames it.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -152,7 +154,10 @@ impl<'a> Files<'a> {
 
     fn stage(&self) -> Stage {
         let [next, next_key] = paths(self.dir, NEXT);
-        match (next.exists() && next_key.exists(), self.trusted.len()) {
+        // A start that was interrupted before `ca.pem` trusted the new authority begins again.
+        let new = fs::read_to_string(next).map(|pem| certificates(&pem)).unwrap_or_default();
+        let is_trusted = new.iter().any(|new| self.trusted.contains(new));
+        match (is_trusted && next_key.exists(), self.trusted.len()) {
             (true, _) => Stage::Started,
             (false, 1) => Stage::Settled,
             (false, _) => Stage::Reissued,
@@ -160,28 +165,22 @@ impl<'a> Files<'a> {
     }
 
     fn start(&mut self, days: u32, done: &mut Vec<String>) -> anyhow::Result<()> {
-        let [next, next_key] = paths(self.dir, NEXT);
         match self.stage() {
             Stage::Reissued => {
-                return Err(Usage(
-                    "a change is in progress: end it with `larder ca rotate finish` before you start another"
-                        .into(),
-                )
-                .into());
+                let text =
+                    "a change is in progress: end it with `larder ca rotate finish` before you start another";
+                Err(Usage(text.into()).into())
             }
             Stage::Settled => {
                 let (_, made) = Authority::create(Validity::days(days))?;
-                replace(&next_key, 0o600, &made.key_pem)?;
-                replace(&next, 0o644, &made.certificate_pem)?;
+                let ([next, next_key], [ca, key]) = (paths(self.dir, NEXT), paths(self.dir, AUTHORITY));
+                replace(&next_key, &key, 0o600, &made.key_pem)?;
+                replace(&next, &ca, 0o644, &made.certificate_pem)?;
                 done.push(format!("{} is the new authority.", next.display()));
+                self.trust([self.trusted.clone(), certificates(&made.certificate_pem)].concat(), done)
             }
-            Stage::Started => {}
+            Stage::Started => Ok(()),
         }
-        let new = certificates(&fs::read_to_string(&next)?);
-        if !self.trusted.iter().any(|trusted| new.contains(trusted)) {
-            self.trust([self.trusted.clone(), new].concat(), done)?;
-        }
-        Ok(())
     }
 
     fn reissue(&mut self, folders: &[PathBuf], days: u32, done: &mut Vec<String>) -> anyhow::Result<()> {
@@ -203,7 +202,7 @@ impl<'a> Files<'a> {
         if stage == Stage::Started {
             let old = self.trusted.iter().filter(|trusted| **trusted != new).cloned();
             self.trust([new.clone()].into_iter().chain(old).collect(), done)?;
-            fs::rename(&next_key, &key).with_context(|| format!("cannot replace {}", key.display()))?;
+            rename(&next_key, &key).with_context(|| format!("cannot replace {}", key.display()))?;
             fs::remove_file(&next).with_context(|| format!("cannot remove {}", next.display()))?;
             done.push(format!("{} is the new authority's: the old one issues nothing more.", key.display()));
         }
@@ -261,7 +260,7 @@ impl<'a> Files<'a> {
         for files in &found {
             let [new, new_key] = [&files.certificate, &files.key].map(|path| beside(path));
             if new.exists() && !new_key.exists() {
-                fs::rename(&new, &files.certificate)?;
+                rename(&new, &files.certificate)?;
             }
             let is_named = files.key.parent().is_some_and(|of| folders.iter().any(|folder| folder == of));
             if !is_named && !is_issued_by(files, &self.trusted.concat())? {
@@ -278,7 +277,7 @@ impl<'a> Files<'a> {
 
     fn trust(&mut self, trusted: Vec<String>, done: &mut Vec<String>) -> anyhow::Result<()> {
         let path = &paths(self.dir, AUTHORITY)[0];
-        replace(path, 0o644, &trusted.concat())?;
+        replace(path, path, 0o644, &trusted.concat())?;
         let count = output::counted(trusted.len(), "authority").replace("authoritys", "authorities");
         done.push(format!("{} trusts {count}.", path.display()));
         self.trusted = trusted;
@@ -323,7 +322,7 @@ fn find(folders: &[PathBuf]) -> anyhow::Result<Vec<CredentialFiles>> {
 /// Whether a process that trusts only this authority, or these, would accept the certificate now.
 fn is_issued_by(files: &CredentialFiles, authority: &str) -> anyhow::Result<bool> {
     let mut ca = tempfile::NamedTempFile::new()?;
-    std::io::Write::write_all(&mut ca, authority.as_bytes())?;
+    io::Write::write_all(&mut ca, authority.as_bytes())?;
     Ok(inspect(&CredentialFiles { ca: ca.path().to_owned(), ..files.clone() }, SystemTime::now()).is_ok())
 }
 
@@ -336,10 +335,10 @@ fn reissue(authority: &Authority, files: &CredentialFiles, days: u32) -> anyhow:
     let identity = Credentials::from_pem(&own, &own, &key).with_context(wrong)?.identity().clone();
     let Issued { certificate_pem, key_pem } = authority.issue(&identity, Validity::days(days))?;
     let [new, new_key] = [&files.certificate, &files.key].map(|path| beside(path));
-    replace(&new_key, 0o600, &key_pem)?;
-    replace(&new, 0o644, &certificate_pem)?;
-    fs::rename(&new_key, &files.key)?;
-    fs::rename(&new, &files.certificate)?;
+    replace(&new_key, &files.key, 0o600, &key_pem)?;
+    replace(&new, &files.certificate, 0o644, &certificate_pem)?;
+    rename(&new_key, &files.key)?;
+    rename(&new, &files.certificate)?;
     Ok(format!("{path} makes a process {identity}, issued by the new authority."))
 }
 
@@ -350,19 +349,34 @@ fn beside(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Writes a file that appears whole or not at all.
-fn replace(path: &Path, mode: u32, text: &str) -> anyhow::Result<()> {
+/// Writes a file that appears whole or not at all. It gets owner and mode of the file `like`; without this file, `mode`.
+fn replace(path: &Path, like: &Path, mode: u32, text: &str) -> anyhow::Result<()> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(".unfinished");
     let unfinished = PathBuf::from(unfinished);
     match fs::remove_file(&unfinished) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
             bail!("cannot replace {path:?}: {error}")
         }
         _ => {}
     }
-    let written = create(&unfinished, mode, text).and_then(|()| fs::rename(&unfinished, path));
-    written.with_context(|| Usage(format!("cannot write {}", path.display())))
+    let write = || {
+        create(&unfinished, mode, text)?;
+        if let Ok(like) = fs::metadata(like) {
+            let hint = |error| io::Error::other(format!("{error}: only its owner or root can replace it"));
+            chown(&unfinished, Some(like.uid()), Some(like.gid())).map_err(hint)?;
+            fs::set_permissions(&unfinished, like.permissions())?;
+        }
+        File::open(&unfinished)?.sync_all()?;
+        rename(&unfinished, path)
+    };
+    write().with_context(|| Usage(format!("cannot write {}", path.display())))
+}
+
+/// Renames a file, also if the machine fails right after.
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    File::open(std::path::absolute(to)?.parent().unwrap_or(to))?.sync_all()
 }
 
 /// Name of the new authority's files, until it has issued everything.
