@@ -1,4 +1,4 @@
-//! Reads request traces in Mooncake's JSON lines, and in Bailian's.
+//! Reads request traces in Mooncake's JSON lines, and for a [`History`] in Bailian's.
 //!
 //! One object a line:
 //!
@@ -91,7 +91,11 @@ impl<R: BufRead> TraceReader<R> {
 
     fn read_request(&mut self) -> Result<Option<Request>, TraceError> {
         let Some(line) = self.lines.next()? else { return Ok(None) };
-        request(line.number, line.parse()?, CHUNK_TOKENS, &mut self.places).map(Some)
+        let (number, parsed) = (line.number, line.parse::<Line>()?);
+        if parsed.is_of_bailian() || parsed.is_of_aiperf() {
+            return Err(TraceError::ForPlans { line: number });
+        }
+        request(number, parsed, CHUNK_TOKENS, &mut self.places).map(Some)
     }
 }
 
@@ -251,6 +255,14 @@ mod tests {
             "line 2: block 2 is number 1 after block 3, but on line 1 number 1 after block 1; an id must name its whole prefix (if ids name only blocks, as AIPerf's do, `larder plan --content-ids` chains them)"
         );
         assert!(complaint(&line(1_024, &[4, 4])).contains("number 0 after nothing"));
+    }
+
+    #[test]
+    fn traces_of_bailian_and_sessions_of_aiperf_are_refused_since_only_a_plan_reads_them() {
+        for field in ["\"chat_id\": 7, ", "\"session_id\": \"a\", ", "\"delay\": 50, "] {
+            let text = complaint(&line(512, &[1]).replacen('{', &format!("{{{field}"), 1));
+            assert!(text.starts_with("line 1: ") && text.contains("`larder plan` reads them"), "{text}");
+        }
     }
 
     #[test]

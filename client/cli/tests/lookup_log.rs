@@ -27,7 +27,7 @@ struct Node {
 impl Node {
     fn start(dir: &Path) -> Self {
         let config = format!(
-            "[http]\nlisten = \"127.0.0.1:0\"\n\
+            "name = \"node\"\n[http]\nlisten = \"127.0.0.1:0\"\n\
              [host]\narena_bytes = \"16MiB\"\nextent_bytes = \"2MiB\"\ncapacity_chunks = {CAPACITY}\npolicy = \"lru\"\n\
              [[tenants]]\nname = \"default\"\nsocket = \"{0}/default.sock\"\n\
              [record]\npath = \"{0}/lookups.jsonl\"\nmax_bytes = \"32KiB\"\nold_files = 90\n",

@@ -73,12 +73,13 @@ impl Cluster {
         pids.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()).collect()
     }
 
-    fn node(&self) -> Pid {
+    fn node(&self) -> Option<Pid> {
         let named = |pid: &Pid| {
-            let line = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap();
-            line.split('\0').any(|word| word == "node")
+            // A process that has just ended has no file.
+            let line = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_pid()));
+            line.unwrap_or_default().split('\0').any(|word| word == "node")
         };
-        self.children().into_iter().find(named).unwrap()
+        self.children().into_iter().find(named)
     }
 
     fn signal(&self, signal: Signal) {
@@ -135,7 +136,7 @@ fn a_node_that_dies_comes_back_as_a_member_of_another_life() {
         nodes.into_iter().find(|node| node["name"] == "node-0")
     };
     let before = member().unwrap();
-    kill_process(cluster.node(), Signal::KILL).unwrap();
+    kill_process(cluster.node().unwrap(), Signal::KILL).unwrap();
     let start = now();
     let after = loop {
         match member() {
@@ -226,7 +227,7 @@ fn replay_under_way(place: &Place) -> Cluster {
 fn a_replay_whose_node_dies_computes_what_it_would_have_served_and_goes_on_when_it_is_back() {
     let place = Place::new();
     let mut replay = replay_under_way(&place);
-    kill_process(replay.node(), Signal::KILL).unwrap();
+    kill_process(replay.node().unwrap(), Signal::KILL).unwrap();
     let report: Value = serde_json::from_reader(replay.child.stdout.take().unwrap()).unwrap();
     assert_eq!(report["requests"], 100_000);
     assert_eq!((&report["failed_requests"], &report["wrong_bytes"]), (&0.into(), &0.into()), "{report}");
@@ -235,6 +236,21 @@ fn a_replay_whose_node_dies_computes_what_it_would_have_served_and_goes_on_when_
     let (status, text) = replay.end();
     assert_eq!(status, Some(0), "{text}");
     assert!(place.left().is_empty(), "{:?}", place.left());
+}
+
+#[test]
+fn a_replay_whose_node_dies_too_often_prints_what_it_reached_and_fails() {
+    let place = Place::new();
+    let mut replay = replay_under_way(&place);
+    while replay.child.try_wait().unwrap().is_none() {
+        // An error: the node has ended by itself.
+        let _ = replay.node().map(|node| kill_process(node, Signal::KILL));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let report: Value = serde_json::from_reader(replay.child.stdout.take().unwrap()).unwrap();
+    assert!(report["requests"].as_u64().unwrap() > 0, "{report}");
+    let (status, text) = replay.end();
+    assert!(status == Some(1) && text.contains("it is not started again"), "{text}");
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! `larder replay`: plays a trace through real engine sessions.
 
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal as _};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -31,8 +32,9 @@ use crate::replay::{
 use crate::trace::{Request, TraceReader, source};
 use crate::tracing::TraceOptions;
 use crate::{context, output, signals, values};
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use larder_net::quic::CredentialFiles;
+use larder_node::Status as NodeStatus;
 use serde::Serialize;
 
 /// Play a trace through real engine sessions and check every byte that they read
@@ -195,26 +197,31 @@ async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
     args.say_what_is_played(requests.len(), nodes.len());
     let watched = args.watched(cluster.as_ref());
     let router = args.router(cluster.as_ref())?;
-    let (played, gave_up) = match &mut cluster {
+    let played = match &mut cluster {
         Some(cluster) => {
-            let playing = play(args, requests, &nodes, router, watched, stop);
-            tokio::pin!(playing);
-            tokio::select! {
-                played = &mut playing => (Some(played?), None),
-                gave_up = cluster.supervise() => (None, Some(gave_up)),
-            }
+            let ended = pin!(async {
+                tokio::select! {
+                    () = stop => None,
+                    gave_up = cluster.supervise() => Some(gave_up.into()),
+                }
+            });
+            play(args, requests, &nodes, router, watched, ended).await
         }
-        None => (Some(play(args, requests, &nodes, router, watched, stop).await?), None),
+        None => {
+            let ended = pin!(async {
+                stop.await;
+                None
+            });
+            play(args, requests, &nodes, router, watched, ended).await
+        }
     };
     let stopped = match cluster {
         Some(cluster) => cluster.stop().await,
         None => Ok(()),
     };
-    if let Some(gave_up) = gave_up {
-        return Err(gave_up.into());
-    }
-    let Some(played) = played else { bail!("the replay ended without a result") };
+    let mut played = played?;
     played.print(args.json)?;
+    played.failed.take().map_or(Ok(()), Err)?;
     stopped?;
     if played.interrupted {
         bail!("interrupted after {} of {} requests", played.report.requests, requests.len());
@@ -229,6 +236,8 @@ struct Played {
     /// The nodes that drained or restarted during the replay.
     upkeep: Vec<Drained>,
     interrupted: bool,
+    /// The error that ended the replay.
+    failed: Option<anyhow::Error>,
 }
 
 /// The output of `--json`.
@@ -246,7 +255,7 @@ async fn play(
     nodes: &[NodeAddress],
     router: Option<Router>,
     watched: Option<(Coordinators, CredentialFiles)>,
-    mut stop: Pin<&mut impl Future<Output = ()>>,
+    mut ended: Pin<&mut impl Future<Output = Option<anyhow::Error>>>,
 ) -> anyhow::Result<Played> {
     let settings = LinkSettings {
         block_bytes: args.block_bytes,
@@ -261,12 +270,12 @@ async fn play(
         driver = Driver::connect(nodes, settings) => {
             driver?.named(args.trace_name(requests)).routed(router).traced(args.tracing.config().sampler())
         }
-        () = &mut stop => bail!("interrupted before the first request"),
+        failed = &mut ended => return Err(failed.unwrap_or_else(|| anyhow!("interrupted before the first request"))),
     };
     let before = forwarded_chunks(nodes).await;
     let progress = Progress::new(requests.len() as u64, args.quiet);
     let start = now();
-    let (mut interrupted, mut upkeep) = (false, Vec::new());
+    let (mut interrupted, mut upkeep, mut failed) = (false, Vec::new(), None);
     let playing = async {
         let playing = driver.play(requests, args.speed, &progress);
         match &watched {
@@ -285,25 +294,40 @@ async fn play(
         }
     };
     tokio::select! {
-        done = playing => upkeep = done?,
-        () = stop => interrupted = true,
+        done = playing => match done {
+            Ok(done) => upkeep = done,
+            Err(error) => failed = Some(error),
+        },
+        error = ended => (interrupted, failed) = (error.is_none(), error),
     }
     let took = now() - start;
     progress.finish();
-    let forwarded = forwarded_chunks(nodes).await.saturating_sub(before);
-    Ok(Played { report: driver.report(took, forwarded), upkeep, interrupted })
+    let forwarded = forwarded_since(&before, &forwarded_chunks(nodes).await);
+    Ok(Played { report: driver.report(took, forwarded), upkeep, interrupted, failed })
 }
 
-/// Chunks that nodes have forwarded to each other, without those of nodes that do not answer.
-async fn forwarded_chunks(nodes: &[NodeAddress]) -> u64 {
+/// Chunks that each life of a node has forwarded to other nodes, without nodes that do not answer.
+async fn forwarded_chunks(nodes: &[NodeAddress]) -> Forwarded {
     let nodes = nodes.to_vec();
     let count = move || {
-        let status = |node: &NodeAddress| ask_node(&node.http).ok();
-        let actors = nodes.iter().filter_map(status).flat_map(|(_, status)| status.actors);
-        actors.map(|actor| actor.forwarded_chunks).sum()
+        let statuses = nodes.iter().filter_map(|node| ask_node(&node.http).ok());
+        let forwarded = |(_, status): (_, NodeStatus)| {
+            let chunks = status.actors.iter().map(|actor| actor.forwarded_chunks).sum();
+            ((status.name, status.incarnation), chunks)
+        };
+        statuses.map(forwarded).collect()
     };
     tokio::task::spawn_blocking(count).await.unwrap_or_default()
 }
+
+/// Chunks forwarded meanwhile. A node that was restarted counts from 0.
+fn forwarded_since(before: &Forwarded, after: &Forwarded) -> u64 {
+    let earlier = |life| before.get(life).copied().unwrap_or(0);
+    after.iter().map(|(life, chunks)| chunks.saturating_sub(earlier(life))).sum()
+}
+
+/// Chunks by the name and incarnation of a node.
+type Forwarded = BTreeMap<(String, u64), u64>;
 
 impl Played {
     fn print(&self, json: bool) -> io::Result<()> {
@@ -437,5 +461,19 @@ fn at_least_one(text: &str) -> Result<usize, String> {
         Ok(0) => Err("must be at least 1".into()),
         Ok(number) => Ok(number),
         Err(_) => Err("not a whole number".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_was_restarted_counts_its_forwarded_chunks_from_0() {
+        let forwarded = |lives: &[(u64, u64)]| {
+            lives.iter().map(|&(life, chunks)| (("a".to_owned(), life), chunks)).collect::<Forwarded>()
+        };
+        assert_eq!(forwarded_since(&forwarded(&[(1, 5)]), &forwarded(&[(1, 7)])), 2);
+        assert_eq!(forwarded_since(&forwarded(&[(1, 5)]), &forwarded(&[(2, 3)])), 3);
     }
 }

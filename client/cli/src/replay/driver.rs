@@ -152,7 +152,7 @@ impl Driver {
     /// With a `speed`, no request starts before its time in the trace, run this many times as fast.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the requests in flight are not counted; [`Self::report`] has the others.
+    /// If the future is dropped, [`Self::report`] has the requests whose hits were known.
     pub async fn play(&self, requests: &[Request], speed: Option<f64>, progress: &Progress) {
         let start = tokio::time::Instant::now();
         let first_ms = requests.first().map_or(0, |request| request.timestamp_ms);
@@ -160,7 +160,7 @@ impl Driver {
             let request = &requests[number];
             if let Some(speed) = speed {
                 let after_ms = request.timestamp_ms.saturating_sub(first_ms) as f64 / speed;
-                tokio::time::sleep_until(start + Duration::from_secs_f64(after_ms / 1e3)).await;
+                tokio::time::sleep_until(start + pause(after_ms / 1e3)).await;
             }
             self.started.send_modify(|started| *started += 1);
             self.play_one(request).await;
@@ -228,6 +228,7 @@ impl Driver {
         let served = got.as_ref().map_or(Served::NODE_GONE, |got| got.served);
         let hit = served.leased as u64 * CHUNK_TOKENS;
         self.losses().served(&begun, request.input_tokens, served);
+        self.state.borrow_mut().tally.asked(request.input_tokens);
         if let Some(node) = node {
             let loads = &mut self.state.borrow_mut().loads;
             loads.served(node, request.timestamp_ms, expected);
@@ -243,12 +244,12 @@ impl Driver {
         trace.set("larder.outcome", if done.is_ok() { "done" } else { "failed" });
         self.losses().end(begun);
         let state = &mut *self.state.borrow_mut();
-        state.tally.asked(request.input_tokens);
         match done {
             Ok(()) => {}
-            Err(RequestError::Lost { .. }) => {
-                state.tally.recomputed_after_failure(request.input_tokens - hit);
+            Err(RequestError::Lost { .. }) if served == Served::NODE_GONE => {
+                state.tally.recomputed_after_failure(request.input_tokens);
             }
+            Err(RequestError::Lost { .. }) => {}
             Err(error) => state.tally.failed(&error),
         }
     }
@@ -257,7 +258,7 @@ impl Driver {
     async fn compute(&self, node: Option<usize>, tokens: u64) {
         let Some(gpu) = node.and_then(|node| self.gpus.get(node)) else { return };
         let _gpu = gpu.begin(Duration::ZERO).await;
-        tokio::time::sleep(Duration::from_secs_f64(tokens as f64 / self.prefill_tokens_per_s)).await;
+        tokio::time::sleep(pause(tokens as f64 / self.prefill_tokens_per_s)).await;
     }
 
     /// The node of a request, if any serves, and the tokens that count as recomputed there until its hits are known.
@@ -388,6 +389,11 @@ impl Driver {
     }
 }
 
+/// A pause of so many seconds, at most a year.
+fn pause(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds.min(365.0 * 24.0 * 3_600.0))
+}
+
 /// The time that a node lets a lease wait for other nodes, by the default of `cluster.fetch_deadline_ms`.
 const LEASE_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -399,3 +405,15 @@ const MAX_TRIES: u32 = 200;
 
 /// The longest pause before a busy node is asked again, even if its answer requests a longer one.
 const MAX_RETRY_AFTER: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_that_no_clock_reaches_is_a_long_pause() {
+        assert_eq!(pause(1.5), Duration::from_millis(1_500));
+        assert_eq!(pause(f64::INFINITY), Duration::from_hours(365 * 24));
+        assert_eq!(pause(u64::MAX as f64 / 1e-300), Duration::from_hours(365 * 24));
+    }
+}

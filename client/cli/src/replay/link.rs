@@ -98,6 +98,17 @@ pub enum LinkError {
         /// The node's name.
         node: String,
     },
+    /// Another node has the socket: the node is on another host, or both have one path.
+    #[error(
+        "at the socket of {node} is {found}: a replay reaches nodes of its own host alone; give each node's tenant `{TENANT}` a \
+         socket with a path of its own"
+    )]
+    Another {
+        /// The node's name.
+        node: String,
+        /// The name of the node that answers.
+        found: String,
+    },
     /// The node refuses the session or the namespace.
     #[error("no session with {node}")]
     Session {
@@ -258,7 +269,7 @@ impl Link {
 impl LinkError {
     fn is_of_a_node_that_is_down(&self) -> bool {
         match self {
-            Self::NoSocket { .. } | Self::AllDown => false,
+            Self::NoSocket { .. } | Self::AllDown | Self::Another { .. } => false,
             Self::Silent { .. } => true,
             Self::Session { source, .. } => is_of_a_node_that_is_down(source),
         }
@@ -311,6 +322,9 @@ async fn open(address: &NodeAddress, settings: LinkSettings) -> Result<OpenLink,
     };
     let spec = replay_namespace(block_bytes);
     let session = Session::connect(socket, options).await.map_err(failed)?;
+    if session.node() != address.name {
+        return Err(LinkError::Another { node: node(), found: session.node().to_owned() });
+    }
     let namespace = session.register(&spec, &[0], &[block_bytes]).await.map_err(failed)?;
     Ok(OpenLink { session, namespace })
 }

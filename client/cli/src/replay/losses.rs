@@ -3,7 +3,7 @@
 //! It follows every chunk of the replay: the requests that compute the chunk, the nodes that hold it, and its removal from the
 //! last of these nodes. Time is the trace's.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use hdrhistogram::Histogram;
 use larder_protocol::ChunkHash;
@@ -116,8 +116,8 @@ pub struct Losses {
 struct Chunk {
     /// Requests under way that have it in their prompts.
     writers: u32,
-    /// The nodes that hold it, a bit each.
-    holders: u64,
+    /// The nodes that hold it.
+    holders: BTreeSet<usize>,
     /// Whether a node acknowledged the chunk, and no node reported its loss since.
     is_saved: bool,
     /// The last time that the chunk left its last holder, and the rule.
@@ -159,18 +159,17 @@ impl Losses {
 
     /// Notes a change that a node reported.
     pub fn changed(&mut self, node: usize, change: Change) {
-        let bit = 1 << (node as u64 % 64);
         match change {
             Change::Gained(hash) => {
-                self.chunks.entry(hash).or_default().holders |= bit;
+                self.chunks.entry(hash).or_default().holders.insert(node);
             }
             Change::Lost(hash, rule) => {
                 let now_ms = self.now_ms;
-                self.chunks.entry(hash).or_default().leave(bit, now_ms, || rule);
+                self.chunks.entry(hash).or_default().leave(node, now_ms, || rule);
             }
             Change::Ended => {
-                let held = self.chunks.values_mut().filter(|chunk| chunk.holders & bit != 0);
-                held.for_each(|chunk| chunk.leave(bit, self.now_ms, || NODE_GONE.to_owned()));
+                let held = self.chunks.values_mut().filter(|chunk| chunk.holders.contains(&node));
+                held.for_each(|chunk| chunk.leave(node, self.now_ms, || NODE_GONE.to_owned()));
             }
         }
     }
@@ -229,7 +228,7 @@ impl Losses {
     fn prospect(&self, hash: &ChunkHash, has_begun: bool) -> Prospect {
         let Some(chunk) = self.chunks.get(hash) else { return Prospect::Lost(Loss::NeverSeen) };
         match &chunk.left {
-            _ if chunk.holders != 0 || chunk.is_saved => Prospect::Held,
+            _ if !chunk.holders.is_empty() || chunk.is_saved => Prospect::Held,
             _ if chunk.writers > u32::from(has_begun) => Prospect::Lost(Loss::BeingWritten),
             Some((at_ms, rule)) => Prospect::Evicted(*at_ms, rule.clone()),
             None => Prospect::Lost(Loss::NotSaved),
@@ -238,7 +237,7 @@ impl Losses {
 
     /// Why a lease came without a chunk that was found.
     fn shortfall(&self, hash: &ChunkHash, short: Short) -> Loss {
-        let is_held = self.chunks.get(hash).is_some_and(|chunk| chunk.holders != 0);
+        let is_held = self.chunks.get(hash).is_some_and(|chunk| !chunk.holders.is_empty());
         match short {
             Short::Deadline => Loss::Deadline,
             Short::Peer if is_held => Loss::PeerFailed,
@@ -264,9 +263,9 @@ impl Losses {
 }
 
 impl Chunk {
-    fn leave(&mut self, bit: u64, now_ms: u64, rule: impl FnOnce() -> String) {
-        self.holders &= !bit;
-        if self.holders == 0 {
+    fn leave(&mut self, node: usize, now_ms: u64, rule: impl FnOnce() -> String) {
+        self.holders.remove(&node);
+        if self.holders.is_empty() {
             self.is_saved = false;
             self.left = Some((now_ms, rule()));
         }
@@ -397,6 +396,9 @@ mod tests {
     fn a_node_that_ends_loses_all_that_it_had() {
         let mut losses = Losses::default();
         losses.changed(3, Change::Gained(ChunkHash([1; 32])));
+        losses.changed(3 + 64, Change::Ended);
+        assert_eq!(play(&mut losses, 0, &[1], hit(1)), lost(&[]));
+        assert_eq!(play(&mut losses, 0, &[1], hit(0)), lost(&[(Loss::NotFound, 1)]), "another node ended");
         losses.changed(3, Change::Ended);
         assert_eq!(play(&mut losses, 0, &[1], hit(0)), lost(&[(Loss::Evicted, 1)]));
         assert!(losses.reasons().evicted.contains_key(NODE_GONE));

@@ -11,7 +11,7 @@ use crate::output;
 /// The results of a replay. Serialised, it is the one object that `--json` prints.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Requests played.
+    /// Requests whose hits are known.
     pub requests: u64,
     /// Requests that ended with an error.
     pub failed_requests: u64,
@@ -23,7 +23,7 @@ pub struct Report {
     pub tokens_hit_by_tier: BTreeMap<String, u64>,
     /// Tokens that had to be computed.
     pub tokens_computed: u64,
-    /// Tokens that were not hit, by reason: those of requests that have ended, and of leases that have come.
+    /// Tokens that were not hit, by reason.
     #[serde(default)]
     pub tokens_lost: BTreeMap<Loss, u64>,
     /// The evicted tokens among these, by the rule that evicted their chunks.

@@ -71,7 +71,7 @@ impl Tally {
         }
     }
 
-    /// Counts a request with a prompt of `tokens` that has ended, well or not.
+    /// Counts a request with a prompt of `tokens`, as soon as its hits are known.
     pub fn asked(&mut self, tokens: u64) {
         self.requests += 1;
         self.tokens_asked += tokens;

@@ -14,6 +14,7 @@
 
 use std::collections::HashMap;
 
+use larder_protocol::limits::MAX_CHAIN_CHUNKS;
 use serde::Deserialize;
 
 use super::TraceError;
@@ -126,7 +127,11 @@ impl Chainer {
         };
         self.last_ms = at_ms;
         session.said.extend(blocks_of(&hash_ids, input_length, block_tokens));
-        let tokens = session.said.iter().map(|said| said.tokens).sum();
+        let tokens = session.said.iter().map(|said| said.tokens).fold(0, u64::saturating_add);
+        let blocks = tokens.div_ceil(block_tokens) as usize;
+        if blocks > MAX_CHAIN_CHUNKS {
+            return Err(TraceError::PromptTooLong { line, blocks });
+        }
         let block_ids = self.blocks(&session.said, block_tokens);
         if let Some(id) = session_id {
             let text = Text::Answer { session: session.number, turn: session.turns };
@@ -228,6 +233,15 @@ mod tests {
         assert_eq!(at(row(Some("a"), 16, &[2])), 6_000);
         assert_eq!(at(row(Some("new"), 16, &[2])), 6_000);
         assert_eq!(chainer.untimed, 1);
+    }
+
+    #[test]
+    fn a_session_with_an_answer_that_is_too_long_is_refused_before_its_blocks_take_memory() {
+        let mut chainer = Chainer::default();
+        let answer = InputRow { output_length: u64::MAX, ..row(Some("a"), 16, &[1]) };
+        chainer.prompt(1, answer, 16).unwrap();
+        let error = chainer.prompt(2, row(Some("a"), 16, &[2]), 16).unwrap_err().to_string();
+        assert!(error.starts_with("line 2: ") && error.contains("at most 8192"), "{error}");
     }
 
     #[test]

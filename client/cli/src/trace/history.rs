@@ -8,7 +8,7 @@
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
-use larder_protocol::limits::MAX_CHUNK_TOKENS;
+use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
 
 use super::aiperf::{self, Chainer, InputRow};
 use super::lines::Lines;
@@ -217,6 +217,9 @@ impl History {
         if !(1..=MAX_CHUNK_TOKENS).contains(&chunk_tokens) {
             return Err(TraceError::ChunkSize { line, found: chunk_tokens });
         }
+        if input_tokens > MAX_PROMPT_TOKENS {
+            return Err(TraceError::PromptTokens { line, found: input_tokens });
+        }
         let (most, found) = (input_tokens / u64::from(chunk_tokens), hash_ids.len());
         if found as u64 > most {
             return Err(TraceError::LookupCount { line, input_tokens, chunk_tokens, most, found });
@@ -270,6 +273,9 @@ fn rotation(file: &Path) -> (PathBuf, u32) {
 
 /// Bits of a recorded id; the bits above tell namespaces apart.
 const ID_BITS: u32 = 53;
+
+/// Tokens of the longest prompt: it fills as many of the largest chunks as a chain has.
+pub(super) const MAX_PROMPT_TOKENS: u64 = MAX_CHAIN_CHUNKS as u64 * MAX_CHUNK_TOKENS as u64;
 
 /// Namespaces of one log.
 pub(super) const MAX_NAMESPACES: usize = 1 << (64 - ID_BITS);
@@ -413,6 +419,7 @@ mod tests {
             "line 2: 31 tokens fill 1 chunks of 16 tokens, but `hash_ids` has 2"
         );
         assert!(complaint(&line(1, 32, 0, "a", &[])).contains("line 1: `chunk_tokens` is 0"));
+        assert!(complaint(&line(1, u64::MAX, 16, "a", &[])).contains("it must be at most 536870912"));
         assert!(complaint(&line(1, 32, 16, "a", &[1 << 53])).contains("more than 53 bits"));
         assert!(complaint(&format!("{good}{}", line(2, 32, 32, "b", &[1]))).contains("--namespace"));
         assert!(complaint(&format!("{good}{}", line(2, 32, 16, "a", &[2]))).contains("line 2: block 2 is"));

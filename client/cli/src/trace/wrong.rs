@@ -3,7 +3,7 @@
 use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
 
 use super::foreign::Foreign;
-use super::history::{Chunks, MAX_NAMESPACES};
+use super::history::{Chunks, MAX_NAMESPACES, MAX_PROMPT_TOKENS};
 use super::lines::MAX_LINE_BYTES;
 use super::places::{MAX_IDS, MAX_REQUESTS};
 
@@ -32,6 +32,15 @@ pub enum TraceError {
         line: u64,
         /// The kind of the file.
         found: Foreign,
+    },
+    /// A request whose blocks or sessions a replay cannot play.
+    #[error(
+        "line {line}: a Bailian trace, with blocks of 16 tokens, or an AIPerf input, with sessions: a replay does not play these; \
+         `larder plan` reads them"
+    )]
+    ForPlans {
+        /// Number of the line.
+        line: u64,
     },
     /// More than can be planned.
     #[error(
@@ -130,6 +139,14 @@ pub enum TraceError {
         found: Chunks,
         /// The chunks on the lines before.
         known: Chunks,
+    },
+    /// No prompt has this many tokens.
+    #[error("line {line}: `input_length` is {found}; it must be at most {MAX_PROMPT_TOKENS}")]
+    PromptTokens {
+        /// Number of the line.
+        line: u64,
+        /// Tokens found.
+        found: u64,
     },
     /// No chunk has this many tokens.
     #[error("line {line}: `chunk_tokens` is {found}; it must be 1 to {MAX_CHUNK_TOKENS}")]
