@@ -54,19 +54,6 @@ fn write_line(to: &mut impl io::Write, text: &str) -> io::Result<bool> {
     }
 }
 
-/// A number whose groups of three digits are separated.
-pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// As [`print_json`], for servers: a reader of standard output that stands still holds the server up for a moment only.
 pub(crate) fn print_json_aside(value: &impl Serialize) -> io::Result<()> {
     let text = Arc::new(serde_json::to_string(value)?);

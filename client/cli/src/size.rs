@@ -45,6 +45,8 @@ pub struct Footprint {
     pub is_mla: bool,
     /// Bytes of the KV of one chunk over all slices.
     pub kv_chunk_bytes: u64,
+    /// Bytes of the sliding layers among these.
+    pub sliding_chunk_bytes: u64,
     /// Bytes of the recurrent state of one chunk over all slices.
     pub state_chunk_bytes: u64,
 }
@@ -87,17 +89,19 @@ impl Footprint {
                     slices: if is_mla && !has_state { pp } else { tp * pp },
                     is_mla,
                     kv_chunk_bytes: kv,
+                    sliding_chunk_bytes: sliding.block_bytes(chunk_tokens).unwrap_or(0),
                     state_chunk_bytes: state_bytes,
                 })
             })
             .collect::<Result<_, SizeError>>()?;
         let ranks = |parts: u64, ranks: u32| parts.checked_mul(ranks.into()).ok_or(SizeError::TooLarge);
-        let kv_chunk_bytes =
-            ranks(footprints.iter().map(|f| f.kv_chunk_bytes).sum(), if is_mla { 1 } else { tp })?;
+        let copies = if is_mla { 1 } else { tp };
+        let kv_chunk_bytes = ranks(footprints.iter().map(|f| f.kv_chunk_bytes).sum(), copies)?;
+        let sliding_chunk_bytes = ranks(footprints.iter().map(|f| f.sliding_chunk_bytes).sum(), copies)?;
         let state_chunk_bytes = ranks(footprints.iter().map(|f| f.state_chunk_bytes).sum(), tp)?;
         let largest = footprints.into_iter().max_by_key(|f| f.kv_chunk_bytes + f.state_chunk_bytes);
         let largest = largest.ok_or(SizeError::NoLayers)?;
-        Ok(Self { kv_chunk_bytes, state_chunk_bytes, ..largest })
+        Ok(Self { kv_chunk_bytes, sliding_chunk_bytes, state_chunk_bytes, ..largest })
     }
 
     /// Bytes of one chunk on this rank, recurrent state included.

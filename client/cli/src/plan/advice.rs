@@ -176,7 +176,7 @@ impl std::fmt::Display for Goal {
 fn size(outcome: &Outcome, prices: &Prices) -> String {
     let Scenario { nodes, sharing, capacity_chunks, tiers, .. } = outcome.scenario;
     let words = |chunks| crate::output::bytes(prices.bytes(chunks));
-    let chunks = crate::output::grouped(capacity_chunks);
+    let chunks = crate::output::count(capacity_chunks);
     let memory = words(outcome.scenario.total_chunks());
     let mut text = if nodes == 1 {
         format!("one node of {chunks} chunks ({memory})")

@@ -76,6 +76,11 @@ mod tests {
     const PRICES: Prices = Prices::of(64 << 20);
 
     fn made(nodes: Vec<u16>) -> String {
+        let sharing = vec![Sharing::Local, Sharing::Routed, Sharing::Shared, Sharing::RoutedShared];
+        made_with(nodes, sharing)
+    }
+
+    fn made_with(nodes: Vec<u16>, sharing: Vec<Sharing>) -> String {
         let trace: Vec<_> = Generator::new(2).take(300).collect();
         let workload = Workload::new(&trace, true);
         let policies = vec![PlanPolicy::Store(PolicyName::Lru), PlanPolicy::Opt, PlanPolicy::Infinite];
@@ -84,7 +89,7 @@ mod tests {
             policies,
             capacities: vec![100, 1_000],
             nodes,
-            sharing: vec![Sharing::Local, Sharing::Routed, Sharing::Shared, Sharing::RoutedShared],
+            sharing,
             tiers: vec![Tiers::default(), Tiers { disk_chunks: 500, object_store: true }],
         };
         let conditions = Conditions { in_flight: 1, prices: PRICES, quiet: true };
@@ -105,6 +110,16 @@ mod tests {
         assert!(text.contains("a&lt;b&gt;.jsonl") && !text.contains("a<b>"));
         assert!(text.contains("prefers-color-scheme: dark"));
         assert!(!text.contains("NaN") && !text.contains("inf\""), "every number is one");
+    }
+
+    #[test]
+    fn moved_bytes_are_those_of_nodes_that_share_in_whatever_order_they_are_planned() {
+        let moved = |sharing: [Sharing; 2]| {
+            let text = made_with(vec![2], sharing.into());
+            let section = text.split_once("Bytes moved between nodes").unwrap().1;
+            section.split_once("</section>").unwrap().0.to_owned()
+        };
+        assert_eq!(moved([Sharing::Shared, Sharing::Local]), moved([Sharing::Local, Sharing::Shared]));
     }
 
     #[test]

@@ -58,21 +58,21 @@ impl Prices {
         self.parts(scenario, stored_chunks).into_iter().map(|(_, price)| price).sum()
     }
 
-    /// A sentence with the savings and the costs of a size while a trace of `span_ms` runs.
+    /// A sentence with the savings and the costs of a size while a trace of `span_ms` runs; a trace of 0 ms has no times.
     #[must_use]
     pub fn balance(&self, outcome: &Outcome, span_ms: u64) -> String {
-        let hours = span_ms as f64 / 3_600e3;
+        let hours = if span_ms == 0 { 1.0 } else { span_ms as f64 / 3_600e3 };
         let saved = self.money(self.gpu_seconds(outcome.counts.tokens_hit));
         let cost = outcome.cost_per_hour * hours;
         let parts = self.parts(&outcome.scenario, outcome.stored_chunks);
         let parts = parts.into_iter().filter(|&(_, price)| price > 0.0);
         let parts: Vec<String> = parts.map(|(name, price)| format!("{name} {:.2}", price * hours)).collect();
-        format!(
-            "Over the trace it saves {saved:.2} at {} a GPU hour, and costs {cost:.2} ({}): {:.2} are left.",
-            self.price_per_gpu_hour,
-            parts.join(", "),
-            saved - cost
-        )
+        let (rate, parts) = (self.price_per_gpu_hour, parts.join(", "));
+        let saves = format!("Over the trace it saves {saved:.2} at {rate} a GPU hour, and costs {cost:.2}");
+        match span_ms {
+            0 => format!("{saves} an hour ({parts}); the trace does not tell how long it lasts."),
+            _ => format!("{saves} ({parts}): {:.2} are left.", saved - cost),
+        }
     }
 
     /// Bytes of `chunks` chunks.
@@ -126,6 +126,8 @@ mod tests {
             PRICES.balance(&memory, 2 * 3_600_000),
             "Over the trace it saves 5.00 at 3.6 a GPU hour, and costs 2.00 (memory 2.00): 3.00 are left."
         );
+        let untimed = PRICES.balance(&memory, 0);
+        assert!(untimed.contains("costs 1.00 an hour (memory 1.00); the trace does not tell"), "{untimed}");
         let all = outcome(Tiers { disk_chunks: 10, object_store: true });
         assert!((all.cost_per_hour - (1.0 + 20.0 * 0.05 + 30.0 * 0.001)).abs() < 1e-12);
         let text = PRICES.balance(&all, 3_600_000);

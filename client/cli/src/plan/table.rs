@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Outcome, PlanPolicy, Prices, Scenario, Workload, advice};
-use crate::output::{self, grouped};
+use crate::output;
 
 /// The outcomes as tables, with the recommended size below them.
 #[must_use]
@@ -35,7 +35,7 @@ pub fn tables(workload: &Workload, outcomes: &[Outcome], prices: &Prices) -> Str
             advice.size(prices),
             advice.reasons(prices),
             prices.goal,
-            grouped(saved.round() as u64),
+            output::count(saved.round() as u64),
             prices.balance(advice.choice, workload.span_ms())
         );
     }
@@ -48,11 +48,11 @@ pub fn headline(workload: &Workload) -> String {
     let blocks: u64 = workload.prompts.iter().map(|prompt| prompt.blocks.len() as u64).sum();
     format!(
         "{} requests over {:.0} min; {} tokens in {} blocks, {} of them different{}",
-        grouped(workload.prompts.len() as u64),
+        output::count(workload.prompts.len() as u64),
         workload.span_ms() as f64 / 60_000.0,
-        grouped(workload.tokens()),
-        grouped(blocks),
-        grouped(workload.distinct_blocks),
+        output::count(workload.tokens()),
+        output::count(blocks),
+        output::count(workload.distinct_blocks),
         if workload.partial_blocks { " (partial last blocks counted)" } else { " (full blocks only)" }
     )
 }
@@ -73,7 +73,7 @@ fn of_scenarios(outcomes: &[Outcome], wanted: impl Fn(&Scenario) -> bool) -> Vec
 /// The tiers below memory, in words.
 #[must_use]
 pub fn below(tiers: super::Tiers) -> String {
-    let disk = (tiers.disk_chunks > 0).then(|| format!("disk {}", grouped(tiers.disk_chunks)));
+    let disk = (tiers.disk_chunks > 0).then(|| format!("disk {}", output::count(tiers.disk_chunks)));
     let objects = tiers.object_store.then(|| "objects".to_owned());
     disk.into_iter().chain(objects).collect::<Vec<_>>().join(", ")
 }
@@ -163,9 +163,9 @@ fn price_table(sizes: &[&Outcome], workload: &Workload, prices: &Prices) -> comf
         table.add_row([
             nodes.to_string(),
             if nodes == 1 { String::new() } else { sharing.to_string() },
-            grouped(capacity_chunks),
-            if tiers.disk_chunks > 0 { grouped(tiers.disk_chunks) } else { String::new() },
-            if tiers.object_store { grouped(size.stored_chunks) } else { String::new() },
+            output::count(capacity_chunks),
+            if tiers.disk_chunks > 0 { output::count(tiers.disk_chunks) } else { String::new() },
+            if tiers.object_store { output::count(size.stored_chunks) } else { String::new() },
             format!("{:.2}", size.token_hit_rate * 100.0),
             format!("{:.3}", size.cost_per_hour),
             if is_timed { format!("{saved:.2}") } else { String::new() },
@@ -180,18 +180,5 @@ fn price_table(sizes: &[&Outcome], workload: &Workload, prices: &Prices) -> comf
 
 fn headings(first: &[&str], capacities: &[u64], last: &[&str]) -> Vec<String> {
     let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
-    [names(first), capacities.iter().map(|&capacity| grouped(capacity)).collect(), names(last)].concat()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn thousands_are_kept_apart() {
-        assert_eq!(grouped(0), "0");
-        assert_eq!(grouped(999), "999");
-        assert_eq!(grouped(182_790), "182,790");
-        assert_eq!(grouped(1_000_000), "1,000,000");
-    }
+    [names(first), capacities.iter().copied().map(output::count).collect(), names(last)].concat()
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::measured::MeasuredSpeeds;
 use super::{Deployment, Footprint};
-use crate::output::{self, grouped};
+use crate::output;
 
 /// The memory, disk and link for the KV.
 #[derive(Debug, Clone, PartialEq)]
@@ -118,7 +118,6 @@ impl Sizes {
         };
         let tokens_of =
             |bytes: u64| u128::from(bytes) * u128::from(chunk_tokens) / u128::from(chunk_bytes.max(1));
-        let layers = footprint.full.layers + footprint.sliding.layers;
         let token_bytes = footprint.kv_chunk_bytes / u64::from(chunk_tokens);
         let link_chunk_ms = chunk_bytes as f64 * 8.0 / (link_gbit_per_s * 1e6);
         let compute_chunk_ms = f64::from(chunk_tokens) / prefill_tokens_per_s * 1e3;
@@ -144,8 +143,7 @@ impl Sizes {
             bytes_per_token_per_layer_per_rank: footprint.full.layer_bytes(1).unwrap_or(u64::MAX),
             bytes_per_token_per_rank: footprint.rank_token_bytes(),
             bytes_per_token: token_bytes,
-            sliding_bytes_per_token: token_bytes * u64::from(footprint.sliding.layers)
-                / u64::from(layers.max(1)),
+            sliding_bytes_per_token: footprint.sliding_chunk_bytes / u64::from(chunk_tokens),
             state_bytes_per_chunk: footprint.state_chunk_bytes,
             bytes_per_chunk_per_rank: rank_bytes,
             bytes_per_chunk: chunk_bytes,
@@ -168,9 +166,10 @@ impl Sizes {
         let mut row = |name: &str, value: String| {
             table.add_row([name, &value]);
         };
-        let of_bytes = |bytes: u64| format!("{} B  ({})", grouped(bytes), output::bytes(bytes));
-        let held =
-            |held: Capacity| format!("{} chunks, {} tokens", grouped(held.chunks), grouped(held.tokens));
+        let of_bytes = |bytes: u64| format!("{} B  ({})", output::count(bytes), output::bytes(bytes));
+        let held = |held: Capacity| {
+            format!("{} chunks, {} tokens", output::count(held.chunks), output::count(held.tokens))
+        };
         row(
             "ranks (TP x PP), slices of a chunk",
             format!("{} x {}, {}", self.tensor_parallel, self.pipeline_parallel, self.slices),
@@ -190,7 +189,7 @@ impl Sizes {
             of_bytes(self.bytes_per_chunk_per_rank),
         );
         row(&format!("a chunk of {} tokens, whole", self.chunk_tokens), of_bytes(self.bytes_per_chunk));
-        row("a GiB holds", format!("{} tokens", grouped(self.tokens_per_gib)));
+        row("a GiB holds", format!("{} tokens", output::count(self.tokens_per_gib)));
         row(&format!("memory of {} holds", output::bytes(self.memory.bytes)), held(self.memory));
         row(&format!("disk of {} holds", output::bytes(self.disk.bytes)), held(self.disk));
         let takes = |ms: f64| format!("{ms:.2} ms");
@@ -225,7 +224,7 @@ impl Sizes {
             text += &format!(
                 "\nOf each token {} are in sliding layers, which use the last {} tokens only.",
                 output::bytes(self.sliding_bytes_per_token),
-                grouped(window.into())
+                output::count(window.into())
             );
         }
         if self.state_bytes_per_chunk > 0 {

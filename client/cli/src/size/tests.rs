@@ -100,6 +100,12 @@ fn sliding_layers_of_gemma_are_told_apart() {
     let gemma_2 = footprint(GEMMA_2_9B, deployment(1, 16));
     assert_eq!((gemma_2.full.layers, gemma_2.sliding.layers, gemma_2.window), (21, 21, Some(4_096)));
     assert_eq!(gemma_2.rank_token_bytes(), 42 * 8 * 256 * 2 * 2);
+    let stages = footprint(GEMMA_2_9B, Deployment { pipeline_parallel: 4, ..deployment(1, 16) });
+    assert_eq!(
+        stages.sliding_chunk_bytes * 2,
+        stages.kv_chunk_bytes,
+        "half of all layers, in whatever stages"
+    );
     let gemma_3 = footprint(GEMMA_3_27B, deployment(1, 16));
     assert_eq!((gemma_3.full.layers, gemma_3.sliding.layers, gemma_3.window), (10, 52, Some(1_024)));
     assert_eq!(gemma_3.rank_token_bytes(), 62 * 16 * 128 * 2 * 2);

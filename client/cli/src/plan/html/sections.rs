@@ -2,7 +2,7 @@
 
 use super::chart::{self, Group, Series};
 use super::{Facts, escaped};
-use crate::output::{self, grouped};
+use crate::output;
 use crate::plan::{Outcome, PlanPolicy, Scenario, Sharing, advice as advise, table};
 
 /// The numbers that matter most.
@@ -31,7 +31,7 @@ pub(super) fn advice(facts: &Facts<'_>) -> String {
         advice.size(facts.prices),
         escaped(&advice.reasons(facts.prices)),
         facts.prices.balance(advice.choice, facts.workload.span_ms()),
-        grouped(facts.prices.prefill_tokens_per_s.round() as u64),
+        output::count(facts.prices.prefill_tokens_per_s.round() as u64),
         facts.prices.goal,
     )
 }
@@ -102,7 +102,7 @@ fn policies(facts: &Facts<'_>, series: &[Series], capacities: &[u64]) -> String 
     };
     let rows: String = rows.iter().map(row).collect();
     let heading = |&capacity: &u64| {
-        format!("<th>{}<br>{}</th>", grouped(capacity), output::bytes(facts.prices.bytes(capacity)))
+        format!("<th>{}<br>{}</th>", output::count(capacity), output::bytes(facts.prices.bytes(capacity)))
     };
     let headings: String = capacities.iter().map(heading).collect();
     format!(
@@ -113,13 +113,18 @@ fn policies(facts: &Facts<'_>, series: &[Series], capacities: &[u64]) -> String 
 /// Hit rate by node count.
 pub(super) fn nodes(facts: &Facts<'_>) -> String {
     let Some(capacity) = telling_capacity(facts) else { return String::new() };
-    let groups = by_nodes(facts, capacity, |outcome| {
-        let rate = outcome.token_hit_rate * 100.0;
-        (sharing_class(outcome.scenario.sharing), rate, format!("{rate:.1}"))
-    });
+    let groups = by_nodes(
+        facts,
+        capacity,
+        |_| true,
+        |outcome| {
+            let rate = outcome.token_hit_rate * 100.0;
+            (sharing_class(outcome.scenario.sharing), rate, format!("{rate:.1}"))
+        },
+    );
     format!(
         "<section><h2>What each node count buys</h2><p>Tokens hit in %, nodes of {} chunks each, {}. {}</p>{}</section>",
-        grouped(capacity),
+        output::count(capacity),
         best_name(facts),
         legend(&[
             ("best", "routed and shared"),
@@ -135,18 +140,18 @@ pub(super) fn nodes(facts: &Facts<'_>) -> String {
 pub(super) fn moved(facts: &Facts<'_>) -> String {
     let Some(capacity) = telling_capacity(facts) else { return String::new() };
     let requests = facts.workload.prompts.len().max(1) as f64;
-    let mut groups = by_nodes(facts, capacity, |outcome| {
+    let is_shared = |outcome: &Outcome| outcome.scenario.sharing.shares() && outcome.scenario.nodes > 1;
+    let mut groups = by_nodes(facts, capacity, is_shared, |outcome| {
         let bytes = facts.prices.bytes(outcome.counts.chunks_moved) as f64 / requests;
         ("best", bytes / MIB, format!("{:.0}", bytes / MIB))
     });
-    let is_shared = |outcome: &&Outcome| outcome.scenario.sharing.shares() && outcome.scenario.nodes > 1;
-    if !facts.of_best().any(|outcome| is_shared(&outcome)) {
+    if groups.is_empty() {
         return String::new();
     }
     groups.iter_mut().for_each(|group| group.bars = group.bars.pop().into_iter().collect());
     format!(
         "<section><h2>Bytes moved between nodes</h2><p>For each request, nodes of {} chunks each that share them; local and routed nodes move nothing.</p>{}</section>",
-        grouped(capacity),
+        output::count(capacity),
         chart::bars("Bytes moved for each request", &groups, &|value| format!("{value:.0} MiB"))
     )
 }
@@ -172,7 +177,7 @@ pub(super) fn prefill(facts: &Facts<'_>) -> String {
         "Prefill: GPU time saved and left",
         &format!(
             "Over the trace, at {} tokens a second, {}, by capacity. {}",
-            grouped(facts.prices.prefill_tokens_per_s.round() as u64),
+            output::count(facts.prices.prefill_tokens_per_s.round() as u64),
             one_node(facts),
             legend(&[("third", "saved"), ("other", "left to compute")])
         ),
@@ -206,7 +211,7 @@ pub(super) fn all_runs(facts: &Facts<'_>) -> String {
         };
         format!(
             r#"<tr{class}><td class="name">{policy}</td><td>{nodes}</td><td class="name">{sharing}</td><td>{}</td><td class="name">{}</td><td>{:.2}</td><td>{:.2}</td><td>{:.1}</td><td>{:.3}</td><td>{:.0} / {:.0} / {:.0}</td><td>{:.0}</td></tr>"#,
-            grouped(capacity_chunks),
+            output::count(capacity_chunks),
             table::below(tiers),
             outcome.block_hit_rate * 100.0,
             outcome.token_hit_rate * 100.0,
@@ -241,10 +246,12 @@ fn telling_capacity(facts: &Facts<'_>) -> Option<u64> {
 fn by_nodes(
     facts: &Facts<'_>,
     capacity: u64,
+    is_shown: impl Fn(&Outcome) -> bool,
     bar: impl Fn(&Outcome) -> (&'static str, f64, String),
 ) -> Vec<Group> {
     let mut groups: Vec<(u16, Group)> = Vec::new();
-    for outcome in facts.of_best().filter(|outcome| outcome.scenario.capacity_chunks == capacity) {
+    let is_shown = |outcome: &&Outcome| outcome.scenario.capacity_chunks == capacity && is_shown(outcome);
+    for outcome in facts.of_best().filter(is_shown) {
         let nodes = outcome.scenario.nodes;
         let name = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
         match groups.iter_mut().find(|(known, _)| *known == nodes) {
