@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
@@ -19,6 +20,7 @@ use larder_protocol::{ChunkRef, Fingerprint};
 use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
+use tokio::time::timeout;
 
 /// The feed of an actor's changes. It needs no listener.
 #[derive(Debug, Clone)]
@@ -156,7 +158,11 @@ impl EventSubscriber {
             let device = feed.device;
             Box::pin(async move { (device, receiver.recv().await) })
         });
-        let (device, batch) = futures_util::future::select_all(waiting).await.0;
+        let Ok(((device, batch), ..)) = timeout(SILENCE, futures_util::future::select_all(waiting)).await
+        else {
+            // By a comment the follower knows that node and network are well.
+            return ":\n\n".to_owned();
+        };
         match batch {
             Ok(batch) if batch.is_restart => self.end(),
             Ok(batch) => {
@@ -207,8 +213,31 @@ fn write_event(
     let _ = write!(text, "data: {data}\n\n");
 }
 
+/// A stream without changes has a comment in every such time.
+const SILENCE: Duration = Duration::from_secs(10);
+
 /// Batches that a slow follower may leave unread: some 12 s at one batch per 3 ms.
 const WAITING_BATCHES: usize = 4_096;
 
 /// Chunks of one page: an actor makes a page in well under a millisecond.
 pub(crate) const PAGE_CHUNKS: usize = 1_024;
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::StreamExt as _;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_without_changes_has_comments() {
+        let page: AskPage = Box::new(|_| Box::pin(async { Some((Vec::new(), None)) }));
+        let mut events = pin!(follow(vec![(Feed::new(0), page)]));
+        let begun = tokio::time::Instant::now();
+        for expected in [":\n\n", "event: live\ndata: {}\n\n", ":\n\n", ":\n\n"] {
+            assert_eq!(events.next().await.unwrap().unwrap(), expected);
+        }
+        assert_eq!(begun.elapsed(), 2 * SILENCE);
+    }
+}

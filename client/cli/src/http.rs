@@ -35,13 +35,14 @@ pub(crate) fn post_json<T: DeserializeOwned>(
     json(&url, read(&url, request.send(serde_json::to_vec(body)?))?)
 }
 
-/// `GET http://ADDRESS PATH` as lines, for as long as the server sends them.
+/// `GET http://ADDRESS PATH` as lines, for as long as the server sends them. A server that is silent for [`SILENCE`] is an error.
 pub(crate) fn get_lines(
     address: &str,
     path: &str,
 ) -> anyhow::Result<impl Iterator<Item = std::io::Result<String>> + use<>> {
     let url = format!("http://{address}{path}");
     let agent = config().timeout_connect(Some(TIMEOUT)).timeout_recv_response(Some(TIMEOUT));
+    let agent = agent.timeout_per_read(Some(SILENCE));
     let answer = accepted(&url, ureq::Agent::from(agent.build()).get(&url).call())?;
     Ok(BufReader::new(answer.into_body().into_reader()).lines())
 }
@@ -85,6 +86,9 @@ pub(crate) fn not_larder(server: &impl Display) -> String {
 }
 
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A node sends a comment at least every 10 s.
+pub(crate) const SILENCE: Duration = Duration::from_secs(30);
 const MAX_BODY_BYTES: u64 = 16 << 20;
 const MAX_REASON_BYTES: u64 = 4 << 10;
 

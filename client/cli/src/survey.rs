@@ -8,7 +8,7 @@ use larder_node::{ActorStatus, ObjectStatus, Status as NodeStatus};
 use serde_json::{Value, json};
 
 use crate::address::{Coordinators, HostPort};
-use crate::cluster::{ask_coordinator, ask_member, ask_node};
+use crate::cluster::{ask_coordinator, ask_member, ask_node, lost_nodes};
 use crate::context::ClusterArg;
 use crate::output::duration;
 
@@ -202,6 +202,12 @@ impl Survey {
 }
 
 impl Survey {
+    /// The lost nodes, which are not asked, a sentence each.
+    pub(crate) fn lost(&self) -> Vec<String> {
+        let lost = self.coordinator.iter().flat_map(|(_, coordinator)| coordinator.lost.clone()).collect();
+        lost_nodes(lost, &[], "").into_iter().map(|(name, trouble)| format!("{name}: {trouble}")).collect()
+    }
+
     /// A sentence about the nodes that speak an earlier version than others. That is no trouble: an upgrade is under way.
     pub(crate) fn upgrading(&self) -> Option<String> {
         let members = || self.nodes.iter().filter_map(|node| node.member.as_ref());

@@ -1,10 +1,11 @@
 //! `larder events`: the chunks that nodes hold, gain and lose.
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::FAILED;
@@ -77,6 +78,8 @@ enum Ended {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let survey = args.servers.targets()?.survey()?;
     let format = if args.json { Format::Json } else { args.output };
+    let lost = survey.lost();
+    lost.iter().for_each(|lost| output::note(format_args!("{lost}")));
     let (sender, lines) = sync_channel::<anyhow::Result<Line>>(WAITING_LINES);
     for node in survey.nodes {
         let (sender, follow) = (sender.clone(), args.follow);
@@ -89,7 +92,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         });
     }
     drop(sender);
-    let mut all_answer = true;
+    let mut all_answer = lost.is_empty();
     for line in lines {
         match line {
             Ok(line) => {
@@ -134,7 +137,13 @@ fn read(
 ) -> anyhow::Result<Ended> {
     let mut event = String::new();
     for line in lines {
-        let line = line.context("the node's stream of events broke")?;
+        let line = line.map_err(|error| match error.kind() {
+            ErrorKind::TimedOut => anyhow!(
+                "nothing came for {} s: the node hangs, or the network to it is cut (`larder status` says more)",
+                http::SILENCE.as_secs()
+            ),
+            _ => anyhow!(error).context("the node's stream of events broke"),
+        })?;
         if let Some(name) = line.strip_prefix("event: ") {
             event = name.to_owned();
         }
@@ -223,5 +232,7 @@ mod tests {
         let stopped = events(&STREAM[..STREAM.find("event: lagged").unwrap()], true).1.unwrap_err();
         assert!(stopped.to_string().contains("the node stopped"), "{stopped}");
         assert!(events("event: held\ndata: {", true).1.is_err());
+        let silent = read([Err(ErrorKind::TimedOut.into())].into_iter(), true, |_, _| Ok(())).unwrap_err();
+        assert!(silent.to_string().contains("nothing came for 30 s"), "{silent}");
     }
 }

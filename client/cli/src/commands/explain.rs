@@ -135,23 +135,24 @@ impl<T> Answers<T> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let nodes = args.servers.targets()?.survey()?.nodes;
-    let format = args.format;
+    let survey = args.servers.targets()?.survey()?;
+    let (lost, nodes, format) = (survey.lost(), survey.nodes, args.format);
     if args.tokens.is_some() || args.hashes.is_some() || args.text.text.is_some() {
         let question = args.question()?;
-        let answers = ask_all(&nodes, |http| http::post_json(&http, "/explain", &question), Held::new);
-        format.print(&answers.came, |_| held_table(&answers.came))?;
+        let mut answers = ask_all(&nodes, |http| http::post_json(&http, "/explain", &question), Held::new);
+        answers.silent.extend(lost);
+        format.print(&answers.came, |format| held_table(&answers.came, format))?;
         return Ok(exit(&answers.silent, answers.came.is_empty()));
     }
     let queries = args.queries();
-    let mut all = Answers { came: Vec::new(), silent: Vec::new() };
+    let mut all = Answers { came: Vec::new(), silent: lost };
     for query in &queries {
         all.add(ask_all(&nodes, |http| http::get_json(&http, query), Explained::new));
     }
     all.came.sort_by_key(|explained| std::cmp::Reverse(explained.lookup.unix_ms));
     let Some(request) = &args.request else {
         all.came.truncate(args.most);
-        format.print(&all.came, |_| list(&all.came))?;
+        format.print(&all.came, |format| list(&all.came, format))?;
         return Ok(exit(&all.silent, false));
     };
     let silent = all.came.iter_mut().flat_map(|explained| explained.ask_others(&nodes)).collect();
@@ -161,7 +162,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             "no node knows the request {request}: name an engine's request id or a trace id; a node keeps about its last thousand lookups"
         ));
     } else {
-        format.print(&all.came, |_| all.came.iter().map(Explained::table).collect::<Vec<_>>().join("\n"))?;
+        format.print(&all.came, |format| tables(&all.came, format))?;
     }
     Ok(exit(&all.silent, all.came.is_empty()))
 }
@@ -252,14 +253,18 @@ impl Explained {
         text
     }
 
-    fn table(&self) -> String {
-        let mut list = Listing::new(&RUN_COLUMNS.map(column));
+    fn add_runs(&self, list: &mut Listing) {
         for run in &self.lookup.runs {
             list.add(run_cells(&self.node, run, self.lookup.unix_ms));
         }
         for Elsewhere { node, run } in &self.evicted_elsewhere {
             list.add(run_cells(node, run, self.lookup.unix_ms));
         }
+    }
+
+    fn table(&self) -> String {
+        let mut list = Listing::new(&RUN_COLUMNS.map(column));
+        self.add_runs(&mut list);
         let mut text = self.heading() + &list.text(Format::Table);
         for other in &self.lookup.other_namespaces {
             let has = match other.has_chunk {
@@ -300,7 +305,17 @@ impl Held {
     }
 }
 
-fn list(all: &[Explained]) -> String {
+/// The explanations for people; for programs, the runs of all of them.
+fn tables(all: &[Explained], format: Format) -> String {
+    if format == Format::Tsv {
+        let mut list = Listing::new(&RUN_COLUMNS.map(column));
+        all.iter().for_each(|explained| explained.add_runs(&mut list));
+        return list.text(format);
+    }
+    all.iter().map(Explained::table).collect::<Vec<_>>().join("\n")
+}
+
+fn list(all: &[Explained], format: Format) -> String {
     let mut list = Listing::new(&[
         column("ago"),
         column("node"),
@@ -326,10 +341,10 @@ fn list(all: &[Explained]) -> String {
             Cell::of(lookup.trace.clone(), Cell::from),
         ]);
     }
-    list.text(Format::Table)
+    list.text(format)
 }
 
-fn held_table(held: &[Held]) -> String {
+fn held_table(held: &[Held], format: Format) -> String {
     let mut list = Listing::new(&RUN_COLUMNS.map(column));
     let now = now_ms();
     for Held { node, chain } in held {
@@ -345,7 +360,7 @@ fn held_table(held: &[Held]) -> String {
             ]);
         }
     }
-    list.text(Format::Table)
+    list.text(format)
 }
 
 fn run_cells(node: &str, run: &RunStatus, at_ms: u64) -> [Cell; 5] {
@@ -496,7 +511,18 @@ mod tests {
     #[test]
     fn a_list_counts_the_misses_of_each_lookup() {
         assert_eq!(explained().misses(), "evicted 3, behind_gap 2");
-        assert!(list(&[explained()]).contains("evicted 3, behind_gap 2"));
+        assert!(list(&[explained()], Format::Table).contains("evicted 3, behind_gap 2"));
+    }
+
+    #[test]
+    fn every_format_that_can_be_chosen_is_printed() {
+        let all = [explained(), explained()];
+        let headings = |text: String| text.lines().next().unwrap().to_owned();
+        assert!(headings(list(&all, Format::Wide)).ends_with("trace"));
+        assert!(headings(list(&all, Format::Tsv)).ends_with("\ttenant\tkind\ttrace"));
+        assert_eq!(headings(held_table(&[], Format::Tsv)), "chunks\toutcome\ttier\tnode\tdetail");
+        let tsv = tables(&all, Format::Tsv);
+        assert!(tsv.lines().all(|line| line.matches('\t').count() == 4) && tsv.lines().count() == 7, "{tsv}");
     }
 
     #[test]

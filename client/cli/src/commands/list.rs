@@ -50,7 +50,7 @@ enum What {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let survey = args.servers.targets()?.survey()?;
-    let (mut rows, mut silent) = (Vec::new(), Vec::new());
+    let (mut rows, mut silent) = (Vec::new(), survey.lost());
     for node in &survey.nodes {
         match args.what.ask(node) {
             Ok(listed) => rows.extend(listed.into_iter().map(|row| (node.name.as_str(), row))),
