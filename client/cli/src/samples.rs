@@ -40,6 +40,14 @@ impl Samples {
         self.0.get("larder_build_info")?.first()?.labels.get("role").map(String::as_str)
     }
 
+    /// The sum of a metric over its series that have all of these labels. A missing metric counts as 0.
+    pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let has = |sample: &&Sample| {
+            labels.iter().all(|&(label, value)| sample.labels.get(label).is_some_and(|found| found == value))
+        };
+        self.0.get(name).into_iter().flatten().filter(has).map(|sample| sample.value).sum()
+    }
+
     /// The samples of one metric.
     pub(crate) fn of(&self, metric: &Metric) -> Vec<Sample> {
         let get = |name: &str| self.0.get(name).map(Vec::as_slice).unwrap_or_default();
@@ -88,5 +96,13 @@ mod tests {
         assert_eq!(x[0].to_string(), r#"a="1,2" b="3"  4"#);
         let y = samples.of(&metric("y", Kind::Histogram(&[])));
         assert_eq!((y[0].value, y[0].count), (2.0, Some(3)));
+    }
+
+    #[test]
+    fn series_with_the_labels_are_added_and_no_others() {
+        let text = "x{a=\"0\",b=\"c\"} 10\nx{a=\"1\",b=\"c\"} 2.5\nx{a=\"1\",b=\"d\"} 100\nx_more 7\n";
+        let samples = Samples::parse(text);
+        let sums = [&[][..], &[("b", "c")], &[("b", "c"), ("a", "1")]].map(|labels| samples.sum("x", labels));
+        assert_eq!((sums, samples.sum("z", &[])), ([112.5, 12.5, 2.5], 0.0));
     }
 }

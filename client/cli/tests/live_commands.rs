@@ -6,8 +6,10 @@ mod played;
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpListener;
 use std::process::Stdio;
+use std::sync::mpsc::{Receiver, channel};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -266,6 +268,65 @@ fn read_until(screen: &mut File, drawn: &mut String, part: &str) {
         let count = screen.read(&mut bytes).unwrap();
         *drawn += &String::from_utf8_lossy(&bytes[..count]);
     }
+}
+
+#[test]
+fn a_lookup_prints_the_answers_of_the_nodes_that_answer() {
+    let played = played();
+    let socket = played.ready["nodes"][0]["sockets"]["default"].as_str().unwrap();
+    std::fs::remove_file(socket).unwrap();
+    let prompt = ["0", "1", "--block-bytes", "4096", "--prompt-tokens", "9999"];
+    let output = played.run(&[&["lookup", "--json"], &prompt[..]].concat());
+    let held: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((held.len(), &held[0]["node"], output.status.code()), (1, &"node-1".into(), Some(1)));
+    assert_eq!(held[0]["tokens_possible"], 1_024, "its hashes have no more tokens");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains(socket), "{said}");
+}
+
+/// A node that answers one sample of `top` and then none; each further question is told.
+fn hanging_node() -> (String, Receiver<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (sender, asked) = channel();
+    std::thread::spawn(move || {
+        let (mut open, mut is_sampled) = (Vec::new(), false);
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let question = lines.next().unwrap().unwrap();
+            while lines.next().is_some_and(|line| !line.unwrap().is_empty()) {}
+            if is_sampled {
+                open.push(stream);
+                sender.send(()).unwrap();
+                continue;
+            }
+            is_sampled = question.contains("/metrics");
+            let status = r#"{"name": "a", "ready": true, "uptime_seconds": 1.0, "actors": []}"#;
+            let body = if is_sampled { "" } else { status };
+            let head =
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            stream.write_all((head + body).as_bytes()).unwrap();
+        }
+    });
+    (address, asked)
+}
+
+#[test]
+fn top_obeys_keys_while_a_node_hangs() {
+    let (node, asked) = hanging_node();
+    let (mut near, far) = terminal();
+    let end = || Stdio::from(far.try_clone().unwrap());
+    let mut top = command(&tempfile::tempdir().unwrap(), &["top", "--interval", "20ms", "--node", &node]);
+    let mut top = top.stdin(end()).stdout(end()).stderr(Stdio::null()).spawn().unwrap();
+    let mut drawn = String::new();
+    read_until(&mut near, &mut drawn, "by name");
+    asked.recv().unwrap();
+    near.write_all(b"s").unwrap();
+    read_until(&mut near, &mut drawn, "by hit");
+    assert!(!drawn.contains("silent"), "the sample has ended: {drawn}");
+    near.write_all(b"q").unwrap();
+    assert!(top.wait().unwrap().success());
 }
 
 #[test]

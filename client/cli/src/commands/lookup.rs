@@ -9,9 +9,10 @@ use larder_protocol::NamespaceSpec;
 use larder_protocol::session::{Found, Span};
 use serde::Serialize;
 
+use crate::failure::FAILED;
 use crate::listing::{Cell, FormatArgs, Listing, column};
 use crate::prompt::{Prompt, PromptArgs};
-use crate::visit;
+use crate::{output, visit};
 
 /// Show how much of a prompt a node holds
 ///
@@ -28,7 +29,9 @@ Examples:
 A namespace file is one JSON object: `model`, `kv_dtype`, `layout` and `pools` (an array of {\"name\": \"kv\",
 \"layers\": N, \"layer_bytes\": N}) are required; `revision` (\"\"), `hash` (\"larder\" or {\"engine\": {\"name\": NAME,
 \"seed\": SEED}}), `chunk_tokens` (256), `engine_block_tokens` (16), `tensor_parallel`, `pipeline_parallel`,
-`context_parallel`, `slices` (1) and `flat` (false) have defaults.")]
+`context_parallel`, `slices` (1) and `flat` (false) have defaults.
+
+Exit status: 1 if a node or device does not answer; the command prints the answers of the others.")]
 pub(crate) struct Args {
     #[command(flatten)]
     prompt: PromptArgs,
@@ -69,15 +72,27 @@ struct HeldSpan {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (spec, prompt) = args.prompt.read()?;
-    let mut held = Vec::new();
+    let (mut held, mut errors) = (Vec::new(), Vec::new());
     for socket in visit::sockets(args.socket.as_ref())? {
-        for session in visit::every_device(&socket)? {
+        let asked = |session: Session| {
             let answer = ask(&session, &spec, &prompt, args.prompt_tokens);
-            held.push(answer.with_context(|| format!("node {}", session.node()))?);
+            answer.with_context(|| format!("node {}", session.node()))
+        };
+        match visit::every_device(&socket).with_context(|| format!("{}", socket.display())) {
+            Err(error) => errors.push(error),
+            Ok(sessions) => {
+                for answer in sessions.into_iter().map(asked) {
+                    answer.map_or_else(|error| errors.push(error), |answer| held.push(answer));
+                }
+            }
         }
     }
+    if held.is_empty() && !errors.is_empty() {
+        return Err(errors.swap_remove(0));
+    }
     args.format.print(&held, |format| list(&held).text(format))?;
-    Ok(ExitCode::SUCCESS)
+    errors.iter().for_each(|error| output::note(format_args!("error: {error:#}")));
+    Ok(if errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
 fn ask(
@@ -105,7 +120,7 @@ fn ask(
         node: session.node().to_owned(),
         device: session.device(),
         prompt_tokens,
-        tokens_possible: possible(prompt_tokens, chunk_tokens),
+        tokens_possible: possible(prompt_tokens, chunk_tokens).min(chain.len() as u64 * chunk_tokens),
         tokens_found: tokens,
         spans: spans.into_iter().map(span).collect(),
     })

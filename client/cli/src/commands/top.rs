@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use futures_util::stream::{self, StreamExt as _};
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -83,13 +84,21 @@ async fn once(targets: &Targets, interval: Duration) -> anyhow::Result<View> {
 
 async fn watch(targets: &Targets, every: Duration, mut look: Look) -> anyhow::Result<()> {
     let mut stop = pin!(signals::stop()?);
-    let mut before = sample(targets).await?;
+    let mut before = tokio::select! {
+        before = sample(targets) => before?,
+        () = &mut stop => return Ok(()),
+    };
     let mut view = View::between(&before, &before);
     let mut keys = keys();
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first tick comes at once.
     ticks.tick().await;
+    // A silent node delays a sample for seconds; keys and signals are obeyed meanwhile.
+    let mut samples = pin!(stream::unfold(ticks, |mut ticks| async {
+        ticks.tick().await;
+        Some((sample(targets).await, ticks))
+    }));
     let screen = Screen::open()?;
     loop {
         let (columns, rows) = screen.size();
@@ -103,16 +112,14 @@ async fn watch(targets: &Targets, every: Duration, mut look: Look) -> anyhow::Re
                 Key::Scroll(rows) => look.scroll(rows, view.nodes.len()),
                 Key::Pan(columns) => look.pan(columns),
             },
-            _ = ticks.tick() => {
-                match sample(targets).await {
-                    Ok(after) => {
-                        view = View::between(&before, &after);
-                        before = after;
-                    }
-                    // A coordinator may restart meanwhile.
-                    Err(error) => view.trouble = Some(format!("{error:#}")),
+            Some(sampled) = samples.next() => match sampled {
+                Ok(after) => {
+                    view = View::between(&before, &after);
+                    before = after;
                 }
-            }
+                // A coordinator may restart meanwhile.
+                Err(error) => view.trouble = Some(format!("{error:#}")),
+            },
         }
     }
 }

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use larder_node::Status;
 
-use super::exposition::sum;
 use crate::clock::now;
 use crate::http;
+use crate::samples::Samples;
 use crate::survey::{Surveyed, Targets};
 
 /// All nodes at one time.
@@ -108,7 +108,8 @@ impl NodeSample {
 impl NodeAnswer {
     fn of(status: &Status, metrics: &str) -> Self {
         let actors = || status.actors.iter();
-        let total = |name, labels: &[(&str, &str)]| sum(metrics, name, labels);
+        let metrics = Samples::parse(metrics);
+        let total = |name, labels: &[(&str, &str)]| metrics.sum(name, labels);
         let disk = || actors().filter_map(|actor| actor.disk.as_ref());
         Self {
             uptime_seconds: status.uptime_seconds,
