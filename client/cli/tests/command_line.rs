@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -166,15 +168,17 @@ fn a_server_that_does_not_answer_ends_with_status_1() {
 #[test]
 fn without_a_cluster_status_says_how_to_start_one() {
     let empty = tempfile::tempdir().unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_larder"))
-        .arg("status")
-        .env("XDG_RUNTIME_DIR", empty.path())
-        .env("XDG_CONFIG_HOME", empty.path())
-        .env_remove("LARDER_COORDINATOR")
-        .output()
-        .unwrap();
+    let ask = |command: &str| {
+        let mut larder = Command::new(env!("CARGO_BIN_EXE_larder"));
+        larder.arg(command).env("XDG_RUNTIME_DIR", empty.path()).env("XDG_CONFIG_HOME", empty.path());
+        larder.env_remove("LARDER_COORDINATOR").output().unwrap()
+    };
+    let output = ask("status");
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8(output.stderr).unwrap().contains("larder dev"));
+    let health = ask("health");
+    assert_eq!((health.status.code(), &*health.stdout), (Some(1), &b"down\n"[..]));
+    assert!(String::from_utf8(health.stderr).unwrap().contains("larder dev"));
 }
 
 #[test]
@@ -271,6 +275,23 @@ fn an_authority_issues_what_processes_connect_with_and_only_its_owner_reads_the_
 }
 
 #[test]
+fn a_path_that_is_no_text_is_printed_as_json_nearly_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let odd = dir.path().join(OsStr::from_bytes(b"\xff"));
+    let json = |args: &[&str]| {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_larder")).args(args).arg(&odd).arg("--json").output().unwrap();
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
+    };
+    let is_named = |path: &serde_json::Value| path.as_str().unwrap().contains('\u{fffd}');
+    assert!(is_named(&json(&["ca", "init", "--dir"])["key"]));
+    assert!(is_named(&json(&["ca", "issue", "node", "a", "--dir"])["certificate"]));
+    std::fs::remove_dir_all(&odd).unwrap();
+    std::fs::write(&odd, "[membership]\n").unwrap();
+    assert!(is_named(&json(&["config", "check"])["file"]));
+}
+
+#[test]
 fn an_authority_replaces_no_file_and_leaves_no_half_of_a_pair() {
     let dir = tempfile::tempdir().unwrap();
     let ca = dir.path().to_str().unwrap();
@@ -346,13 +367,18 @@ fn benches_print_an_array_of_measurements() {
 
 #[test]
 fn doctor_runs_on_this_machine_and_says_what_to_do_about_each_finding() {
-    let output = larder(&["doctor", "--json", "--peer", "127.0.0.1:9"]);
+    let output = larder(&["doctor", "--json", "--peer", "127.0.0.1:9", "--coordinator", "127.0.0.1:9"]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let findings = report["findings"].as_array().unwrap();
     assert!(findings.len() >= 15, "{report}");
     for finding in findings {
         assert_eq!(finding["level"] == "ok", finding["advice"].is_null(), "{finding}");
     }
+    let silent = &findings[0]["found"];
+    assert!(
+        findings[0]["check"] == "coordinator" && silent.as_str().unwrap().contains("no answer"),
+        "{silent}"
+    );
     let problems = findings.iter().filter(|finding| finding["level"] == "problem").count();
     assert_eq!(report["problems"], problems);
     assert_eq!(output.status.code(), Some(i32::from(problems > 0)));

@@ -124,7 +124,6 @@ impl Init {
         if self.json {
             return Ok(output::print_json(&json!({ "certificate": certificate, "key": key }))?);
         }
-        let (certificate, key) = (certificate.display(), key.display());
         Ok(output::print(&format!("{certificate} goes to every process; keep {key} secret."))?)
     }
 }
@@ -147,8 +146,7 @@ impl Issue {
             let made = json!({ "certificate": certificate, "key": key, "identity": identity, "days": days });
             return Ok(output::print_json(&made)?);
         }
-        let (certificate, key, days) = (certificate.display(), key.display(), self.days);
-        let lasts = output::counted(days as usize, "day");
+        let lasts = output::counted(self.days as usize, "day");
         Ok(output::print(&format!("{certificate} and {key} make a process {identity} for {lasts}."))?)
     }
 
@@ -192,8 +190,8 @@ impl Issue {
     }
 }
 
-/// Writes NAME.pem and NAME.key; neither may exist.
-fn write(dir: &Path, name: &str, files: &Issued) -> anyhow::Result<(PathBuf, PathBuf)> {
+/// Writes NAME.pem and NAME.key; neither may exist. Returns their paths for people.
+fn write(dir: &Path, name: &str, files: &Issued) -> anyhow::Result<(String, String)> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.with_context(|| Usage(format!("cannot make the directory {}", dir.display())))?;
     let [certificate, key] = paths(dir, name);
@@ -215,7 +213,7 @@ fn write(dir: &Path, name: &str, files: &Issued) -> anyhow::Result<(PathBuf, Pat
         let _ = fs::remove_file(&key);
         return Err(refused(&certificate, error));
     }
-    Ok((certificate, key))
+    Ok((certificate.display().to_string(), key.display().to_string()))
 }
 
 /// Creates a file, which must not exist. If the text cannot be written, no file stays.

@@ -117,7 +117,7 @@ impl Check {
         if self.json {
             let role = if role == Role::Node { "node" } else { "coordinator" };
             let (values, warnings) = (report.json(), &report.warnings);
-            let report = json!({ "file": self.file, "role": role, "values": values, "warnings": warnings });
+            let report = json!({ "file": self.file.to_string_lossy(), "role": role, "values": values, "warnings": warnings });
             return Ok(output::print_json(&report)?);
         }
         let warnings = report.warnings.iter().map(|warning| format!("\nwarning: {warning}"));

@@ -68,7 +68,8 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let findings = subject(args)?.examine();
+    let (subject, mut findings) = subject(args)?;
+    findings.extend(subject.examine());
     let count = |level| findings.iter().filter(|finding| finding.level == level).count();
     let report = Report { problems: count(Level::Problem), warnings: count(Level::Warning), findings };
     if args.json {
@@ -80,16 +81,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if report.problems == 0 { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-fn subject(args: &Args) -> anyhow::Result<Subject> {
+/// The subject, and the findings about the coordinator.
+fn subject(args: &Args) -> anyhow::Result<(Subject, Vec<Finding>)> {
     let root = Path::new("/");
     let config = args.config.as_deref().map(load_node).transpose();
     let config = config.context(Usage("the configuration cannot be used".into()))?.unwrap_or_default();
     let coordinators = config.cluster.iter().flat_map(|cluster| cluster.coordinator.split(','));
     let mut targets: Vec<String> = coordinators.map(|coordinator| coordinator.trim().to_owned()).collect();
     targets.extend(args.peers.iter().cloned());
-    if let Some(coordinator) = &args.coordinator {
-        let (_, status) = ask_coordinator(coordinator)?;
-        targets.extend(status.nodes.iter().map(|node| node.peer.to_string()));
+    let mut findings = Vec::new();
+    match args.coordinator.as_ref().map(ask_coordinator) {
+        None => {}
+        Some(Ok((_, status))) => targets.extend(status.nodes.iter().map(|node| node.peer.to_string())),
+        Some(Err(error)) => findings.push(Finding {
+            check: "coordinator",
+            level: Level::Problem,
+            found: format!("{error:#}: the paths to its members are not checked"),
+            advice: Some("start it, or name another one with --coordinator".into()),
+        }),
     }
     let disk = args.disk.as_deref().or(config.disk.as_ref().map(|disk| disk.folder.as_path()));
     let (host, files) = (HostFacts::read(root)?, Files::below(root));
@@ -97,7 +106,7 @@ fn subject(args: &Args) -> anyhow::Result<Subject> {
     let object = limits.as_ref().ok().and_then(|limits| Some(&limits.object.as_ref()?.options));
     let node_runs = config.tenants.iter().any(|tenant| UnixStream::connect(&tenant.socket).is_ok());
     let probes = Probes::run(&targets, disk, object, node_runs);
-    Ok(Subject { files, probes, limits, now: SystemTime::now(), host, config })
+    Ok((Subject { files, probes, limits, now: SystemTime::now(), host, config }, findings))
 }
 
 /// Examines the host for a node that runs here with this configuration. Nothing is sent, and nothing written to an object store.

@@ -9,7 +9,7 @@ use crate::survey::Servers;
 /// Print one word about a cluster or a node: healthy, degraded or down
 ///
 /// `degraded`: something is wrong, but the other parts serve. `down`: the coordinator, or every node that was asked, does not
-/// answer or is not ready, or the coordinator knows no node. Standard error has a line for each problem.
+/// answer or is not ready, the coordinator knows no node, or no cluster is found. Standard error has a line for each problem.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -29,7 +29,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let (health, troubles) = match args.servers.targets()?.survey() {
+    let (health, troubles) = match args.servers.targets().and_then(|targets| targets.survey()) {
         Ok(survey) => {
             let troubles = survey.troubles();
             (survey.health(&troubles), troubles)

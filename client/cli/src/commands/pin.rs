@@ -51,7 +51,7 @@ pub(crate) struct Args {
 struct Pinned {
     node: String,
     device: u16,
-    socket: PathBuf,
+    socket: String,
     /// `None` if nothing of the prompt is in its memory.
     pin: Option<u64>,
     chunks: u32,
@@ -104,7 +104,7 @@ fn pin(
     Ok(Pinned {
         node: session.node().to_owned(),
         device: session.device(),
-        socket: socket.to_owned(),
+        socket: socket.display().to_string(),
         pin: Some(pinned.pin).filter(|&pin| pin != 0),
         chunks: pinned.chunks,
         tokens: u64::from(pinned.chunks) * u64::from(spec.chunk_tokens),
