@@ -16,7 +16,7 @@ use crate::content::TraceName;
 use crate::failure::Usage;
 use crate::replay::DEFAULT_BLOCK_BYTES;
 use crate::replay::namespace::replay_namespace;
-use crate::trace::TraceReader;
+use crate::trace::{TraceReader, source};
 use crate::{namespace_file, values};
 
 /// The prompt's arguments.
@@ -156,8 +156,8 @@ impl PromptArgs {
     fn trace_name(&self) -> anyhow::Result<TraceName> {
         let Some(path) = &self.trace else { return Ok(TraceName::generated(self.seed)) };
         let wrong = || Usage(format!("cannot use the trace {}", path.display()));
-        let file = io::BufReader::new(fs::File::open(path).with_context(wrong)?);
-        let requests = TraceReader::new(file).read_all(Some(1)).with_context(wrong)?;
+        let lines = source::open(path).with_context(wrong)?;
+        let requests = TraceReader::new(lines).read_all(Some(1)).with_context(wrong)?;
         Ok(TraceName::of(requests.first().context("the trace has no request").with_context(wrong)?))
     }
 }
@@ -251,6 +251,18 @@ mod tests {
             assert!(format!("{error:#}").starts_with("`x`: invalid digit"), "{error:#}");
         }
         assert!(numbers("[1, {}]").is_err() && numbers("[1").is_err() && numbers("-1").is_err());
+    }
+
+    #[test]
+    fn the_trace_of_a_prompts_blocks_may_be_packed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut packed = flate2::write::GzEncoder::new(file.as_file(), flate2::Compression::fast());
+        let line = br#"{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [7]}"#;
+        io::Write::write_all(&mut packed, line).unwrap();
+        packed.finish().unwrap();
+        let files = PromptArgs::of_files(&None, &None, &TextArgs::default(), &None);
+        let args = PromptArgs { trace: Some(file.path().to_owned()), ..files };
+        assert_ne!(args.trace_name().unwrap(), TraceName::generated(0));
     }
 
     #[test]

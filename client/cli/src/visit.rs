@@ -62,7 +62,9 @@ pub(crate) fn sockets(given: Option<&PathBuf>) -> anyhow::Result<Vec<PathBuf>> {
     }
     match dev::newest() {
         Ok(newest) => Ok(newest.nodes.into_iter().flat_map(|node| node.sockets.into_values()).collect()),
-        Err(DevError::NotRunning) if Path::new(USUAL).exists() => Ok(vec![USUAL.into()]),
+        Err(DevError::NotRunning | DevError::RuntimeDir(_)) if Path::new(USUAL).exists() => {
+            Ok(vec![USUAL.into()])
+        }
         Err(DevError::NotRunning) => {
             bail!(
                 "no development cluster is running, and no node has {USUAL}: name a node's socket by --socket"

@@ -129,15 +129,18 @@ fn a_draining_node_is_not_ready_keeps_nothing_new_and_goes_on_when_that_is_cance
 fn a_drain_goes_on_when_the_command_is_stopped_and_the_command_says_so() {
     let cluster = cluster(2, "");
     Engine::connect(&cluster.socket(1)).put(&prompt(b'a', 50));
-    let slowly = ["drain", "node-1", "--bytes-per-second", "1KiB", "--within", "10m"];
-    let drain = command(&cluster, "admin", &slowly).stderr(Stdio::piped()).spawn().unwrap();
-    wait::until("the coordinator knows", || (state(&cluster, "node-1")? == "draining").then_some(()));
-    kill_process(Pid::from_child(&drain), Signal::INT).unwrap();
-    let output = drain.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("goes on: `larder drain node-1 --watch`"), "{said}");
-    assert_eq!(admin(&cluster, &["drain", "node-1", "--cancel"]).0, Some(0), "it still drained");
+    for (name, node) in [("drain", "node-1"), ("restart", "NODE")] {
+        let slowly = [name, "node-1", "--bytes-per-second", "1KiB", "--within", "10m"];
+        let drain = command(&cluster, "admin", &slowly).stderr(Stdio::piped()).spawn().unwrap();
+        wait::until("the coordinator knows", || (state(&cluster, "node-1")? == "draining").then_some(()));
+        kill_process(Pid::from_child(&drain), Signal::INT).unwrap();
+        let output = drain.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(&format!("goes on: `larder drain {node} --watch`")), "{said}");
+        assert_eq!(admin(&cluster, &["drain", "node-1", "--cancel"]).0, Some(0), "it still drained");
+        wait::until("it is a member as before", || (state(&cluster, "node-1")? == "alive").then_some(()));
+    }
 }
 
 #[test]

@@ -61,7 +61,7 @@ Benches, each with its yardstick:
   peer_quic_256KiB, _4MiB, _32MiB   blocks over QUIC with the nodes' settings, without Larder's work  / raw TCP
   peer_get_256KiB, _4MiB, _32MiB   leases of prompts of 4 MiB (or one block) from another node, four at a time  / raw TCP
   ..._of_quic         the gets of peer_get                             / bare QUIC
-  ..._cpu             CPU seconds of both ends for each GB             / CPU seconds of bare QUIC
+  ..._cpu             CPU seconds of both ends for each GB             / CPU seconds of the same yardstick
   peer_get_4MiB_2_block_threads   gets of one block, four at a time, by nodes with two block threads  / by nodes without
   peer_get_4MiB_N_block_threads_all_cpus   the same with 1, 2, 4, 8 block threads, four blocks at a time for each, on all CPUs;
                       only if there are more than two CPUs, and two for each thread   / the same

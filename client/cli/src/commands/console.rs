@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, Stdio};
 use serde::Serialize;
 
 use crate::address::HostPort;
-use crate::cluster::ask_coordinator;
+use crate::cluster::{ask_coordinator, first_answer};
 use crate::context::ClusterArg;
 use crate::output;
 
@@ -46,22 +46,14 @@ struct Address {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let coordinator = args.cluster.choose()?.coordinator;
     // Leader and followers serve the console, so the first coordinator that answers is enough.
-    let mut failed = None;
-    for one in coordinator.each() {
-        match ask_coordinator(one) {
-            Ok(_) => {
-                let near = by_loopback(one);
-                if near.is_none() {
-                    output::note(format_args!(
-                        "From this host the console needs a token, or a tunnel: see `larder console --help`."
-                    ));
-                }
-                return show(args, format!("http://{}/", near.as_ref().unwrap_or(one)));
-            }
-            Err(error) => failed = Some(error),
-        }
+    let one = first_answer(coordinator.each(), |one| ask_coordinator(one).map(|_| one.clone()))?;
+    let near = by_loopback(&one);
+    if near.is_none() {
+        output::note(format_args!(
+            "From this host the console needs a token, or a tunnel: see `larder console --help`."
+        ));
     }
-    Err(failed.unwrap_or_else(|| anyhow::anyhow!("no coordinator is given")))
+    show(args, format!("http://{}/", near.unwrap_or(one)))
 }
 
 /// The loopback address of a coordinator on this host: there the console needs no token if none is configured.

@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The error of a command that somebody stopped.
-fn goes_on(name: &str) -> anyhow::Error {
+pub(super) fn goes_on(name: &str) -> anyhow::Error {
     anyhow!(
         "stopped, but a drain that has begun goes on: `larder drain {name} --watch` watches it, and `larder drain {name} --cancel` \
          cancels it"

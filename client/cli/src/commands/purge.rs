@@ -171,7 +171,7 @@ fn newcomers<'a>(
 impl Args {
     fn scope(&self) -> anyhow::Result<PurgeScope> {
         if self.chunks.len() > MAX_CHAIN_CHUNKS {
-            return Err(Usage(format!("--chunks: a purge names at most {MAX_CHAIN_CHUNKS} chunks")).into());
+            return Err(Usage(format!("--chunk: a purge names at most {MAX_CHAIN_CHUNKS} chunks")).into());
         }
         Ok(match (&self.tenant, self.namespace_id) {
             (Some(tenant), _) => PurgeScope::Tenant(tenant.clone()),

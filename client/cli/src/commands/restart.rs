@@ -9,13 +9,13 @@ use clap::ArgGroup;
 
 use crate::admin::AdminArgs;
 use crate::cluster::ask_coordinator;
-use crate::commands::drain::Report;
+use crate::commands::drain::{Report, goes_on};
 use crate::context::{Chosen, ClusterArg};
-use crate::drain::{Drained, find};
+use crate::drain::{Drained, clear, find};
 use crate::failure::{FAILED, Usage};
 use crate::listing::{Format, FormatArgs};
 use crate::restart::Restart;
-use crate::values;
+use crate::{signals, values};
 
 /// Restart nodes one after the other, without losing their warm chunks
 ///
@@ -31,7 +31,7 @@ Examples:
       --ca ca.pem --certificate me.pem --key me.key
   larder restart --rolling --json          One object with `nodes`: times, and the numbers of chunks that moved and that did not
 
-Exit status: 1 if a node refuses, dies, or does not come back.")]
+Exit status: 1 if a node refuses, dies, or does not come back, or if Ctrl-C ends the command: a drain that has begun goes on.")]
 pub(crate) struct Args {
     /// The nodes to restart, in this order
     #[arg(value_name = "NODE")]
@@ -89,7 +89,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         shows,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let nodes = runtime.block_on(how.all(&credentials, &coordinator, &names));
+    let nodes = runtime.block_on(async {
+        tokio::select! {
+            nodes = how.all(&credentials, &coordinator, &names) => Ok(nodes),
+            () = signals::stop()? => Err(goes_on("NODE")),
+        }
+    });
+    if shows {
+        clear();
+    }
+    let nodes = nodes?;
     let is_well = nodes.len() == names.len() && nodes.iter().all(Drained::is_well);
     Report { nodes }.print(args.format)?;
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })

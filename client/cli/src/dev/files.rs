@@ -52,8 +52,7 @@ impl Files {
             return Ok(Self { dir, _removes: None, _lock: lock });
         }
         // While this lock is held, no other process makes or removes directories here.
-        let own = File::open(runtime_dir).map_err(failed(runtime_dir))?;
-        flock(&own, FlockOperation::LockExclusive).map_err(io::Error::from).map_err(failed(runtime_dir))?;
+        let _own = lock_exclusively(runtime_dir).map_err(failed(runtime_dir))?;
         remove_left_behind(runtime_dir);
         let unique = tempfile::Builder::new().prefix(OWN_PREFIX).tempdir_in(runtime_dir);
         let unique = unique.map_err(failed(runtime_dir))?;
@@ -148,10 +147,11 @@ impl Files {
     }
 }
 
-/// Writes a file that its owner alone may read.
+/// Writes a file that its owner alone may read, in place of any other.
 fn write_private(path: &Path, text: &str) -> Result<(), DevError> {
-    let mut file = fs::OpenOptions::new();
-    let file = file.write(true).create(true).truncate(true).mode(0o600).open(path);
+    // No file here: nothing to remove.
+    let _ = fs::remove_file(path);
+    let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|source| DevError::File { path: path.to_owned(), source })
 }
@@ -234,11 +234,14 @@ impl Announcement {
     /// Names the cluster whose files are in `dir` as the newest.
     pub(super) fn publish(runtime_dir: &Path, dir: &Path, addresses: &Addresses) -> Result<Self, DevError> {
         let path = runtime_dir.join("dev.json");
+        let failed = |source| DevError::File { path: path.clone(), source };
+        // Another cluster that starts or ends changes the file before or after.
+        let _lock = lock_exclusively(runtime_dir).map_err(failed)?;
         // A file that cannot be read names no cluster.
         let before =
             DevFile::read(&path).ok().flatten().and_then(|file| file.running(Some(dir))).map(Box::new);
         let file = DevFile { dir: dir.to_owned(), addresses: addresses.clone(), before };
-        file.write(&path).map_err(|source| DevError::File { path: path.clone(), source })?;
+        file.write(&path).map_err(failed)?;
         Ok(Self { path, dir: dir.to_owned() })
     }
 
@@ -260,6 +263,7 @@ impl Announcement {
 
     /// Names the cluster before this one again, unless the file names a newer cluster by now.
     pub(super) fn withdraw(&self) {
+        let _lock = self.path.parent().map(lock_exclusively);
         let named = DevFile::read(&self.path).ok().flatten().filter(|file| file.dir == self.dir);
         let Some(DevFile { before, .. }) = named else { return };
         let changed = match before.and_then(|before| before.running(Some(&self.dir))) {
@@ -309,6 +313,13 @@ fn socket_in(dir: &Path, name: &str) -> Result<PathBuf, DevError> {
     if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES { Err(DevError::SocketPath { path }) } else { Ok(path) }
 }
 
+/// Locks a directory for as long as the file is open; waits while another process has locked it.
+fn lock_exclusively(dir: &Path) -> io::Result<File> {
+    let file = File::open(dir)?;
+    flock(&file, FlockOperation::LockExclusive)?;
+    Ok(file)
+}
+
 /// Locks a cluster's directory for as long as the file is open; `None` if another process has locked it.
 fn lock(dir: &Path) -> io::Result<Option<File>> {
     let file = File::open(dir)?;
@@ -349,6 +360,8 @@ const SESSIONS: u32 = 256;
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
 
     #[test]
@@ -373,6 +386,32 @@ mod tests {
         assert!(matches!(read(), Err(DevError::NotRunning)), "it was killed");
         drop(newer);
         assert!(matches!(read(), Err(DevError::NotRunning)));
+    }
+
+    #[test]
+    fn clusters_that_start_at_once_are_all_announced() {
+        let runtime = tempfile::tempdir().unwrap();
+        let files = [(); 16].map(|()| Files::create(None, runtime.path()).unwrap());
+        let publish =
+            |files: &Files| Announcement::publish(runtime.path(), files.dir(), &Addresses::default());
+        let announced: Vec<_> = std::thread::scope(|scope| {
+            let threads = Vec::from_iter(files.iter().map(|files| scope.spawn(|| publish(files).unwrap())));
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let mut named = DevFile::read(&announced[0].path).unwrap().map(Box::new);
+        let each = std::iter::from_fn(|| named.take().map(|file| named = file.before));
+        assert_eq!(each.count(), files.len());
+    }
+
+    #[test]
+    fn a_private_file_replaces_one_that_others_could_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("key"), dir.path().join("other"));
+        fs::write(&other, "public").unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        write_private(&path, "secret").unwrap();
+        assert_eq!(fs::read_to_string(&other).unwrap(), "public");
+        assert_eq!(fs::symlink_metadata(&path).unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]
