@@ -177,6 +177,22 @@ impl Bring {
     }
 }
 
+#[cfg(test)]
+impl Bring {
+    /// Asserts that nothing is kept for requests that have ended.
+    pub(crate) fn assert_is_at_rest(&self) {
+        let Self { fetches, orders, questions, waiting, crowded_out, recalls, retries, .. } = self;
+        assert!(fetches.is_empty() && orders.is_empty() && questions.is_empty(), "{self:?}");
+        assert!(waiting.is_empty() && crowded_out.is_empty(), "{self:?}");
+        assert!(recalls.is_empty() && retries.is_empty(), "{self:?}");
+        // A drive that does not answer may keep a read for ever.
+        if self.reads.is_empty() {
+            let lines = [&self.disk, &self.object].into_iter().flatten();
+            assert!(lines.map(|reads| reads.line.bytes_under_way()).all(|bytes| bytes == 0), "{self:?}");
+        }
+    }
+}
+
 /// How long an actor trusts its memory of the object store. A present object counts as present until a read fails, for a minute
 /// at most. An absent object counts as absent for as long as one request's lookup, prefetch and lease take. Damage is believed for
 /// a minute, since the tier itself remembers it.

@@ -326,6 +326,7 @@ impl World {
     fn is_at_rest(&mut self) -> bool {
         let usage = self.core.store.usage();
         assert_eq!((usage.fetches, usage.passing_bytes), (0, 0));
+        self.core.bring.assert_is_at_rest();
         self.core.store.assert_tree_is_whole();
         self.is_idle()
     }

@@ -279,6 +279,12 @@ impl Core {
         }
     }
 
+    /// The number of follows whose writers are remembered.
+    #[cfg(test)]
+    pub(crate) fn named_writers(&self) -> usize {
+        self.bring.writers.len()
+    }
+
     /// Forgets the waiting requests of a session that has ended.
     pub(super) fn forget_followers_of(&mut self, session: SessionId) {
         self.bring.followers.0.retain(|_, waiting| {

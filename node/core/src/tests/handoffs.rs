@@ -506,3 +506,44 @@ fn chunks_that_are_written_at_this_node_need_no_other_node() {
         assert_eq!(ordered.count(), orders, "{node}");
     }
 }
+
+#[test]
+fn a_later_attempt_ends_no_earlier_one_at_chunks_of_the_same_names_in_another_namespace() {
+    let mut w = world();
+    w.follow("ab", Some("b"));
+    let (order, _) = w.order();
+    let other = NamespaceSpec { model: "another".into(), ..two_layers() };
+    let registered = w.core.register(w.session, &other, &[0], &[2 * BLOCK]).unwrap();
+    (w.namespace, w.root) = (registered.namespace, registered.root);
+    w.follow_attempt("ab", Some("c"), 2);
+    let (later, node, chunks) = w.order_to();
+    assert!(w.is_idle() && later.0 > order.0);
+    assert_eq!((node.as_str(), chunks), ("c", 2));
+}
+
+#[test]
+fn the_writers_node_hears_which_pools_of_each_chunk_are_followed() {
+    let mut w = World::new(PEERS);
+    let mut spec = spec(1);
+    spec.pools.push(PoolSpec { name: "state".into(), hit: HitPolicy::Last, ..spec.pools[0].clone() });
+    let registered = w.core.register(w.session, &spec, &[0], &[BLOCK; 2]).unwrap();
+    (w.namespace, w.root) = (registered.namespace, registered.root);
+    w.follow("abc", Some("b"));
+    let Effect::Follow(order) = w.next() else { panic!("an order") };
+    let attention = PoolSet::default().with(0);
+    assert_eq!(order.pools, [attention, attention, attention.with(1)], "a prompt needs its last state");
+}
+
+#[test]
+fn the_writer_of_a_follow_is_forgotten_with_the_follow() {
+    let mut w = world();
+    for word in ["a", "b", "c"] {
+        let follow = w.follow(word, Some("b"));
+        assert_eq!(w.core.named_writers(), 1);
+        let (order, _) = w.order();
+        w.asks(w.session, Request::Release(follow));
+        assert!(matches!(w.next(), Effect::CancelOrder(_)));
+        w.order_fails(order, 1);
+    }
+    assert!(w.is_at_rest());
+}

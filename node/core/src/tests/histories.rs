@@ -761,6 +761,7 @@ fn run(seed: u64) {
     if !history.open.iter().any(|open| matches!(open, Open::Lost(_))) {
         let held = (usage.fetches, usage.passing_bytes, usage.bytes.quarantined);
         assert_eq!(held, (0, 0, 0), "seed {seed}: something is kept for nobody");
+        history.core.bring.assert_is_at_rest();
         assert_eq!(usage.bytes.used, usage.cached_bytes, "seed {seed}: a slot is kept for nothing");
     }
 }

@@ -77,6 +77,12 @@ impl ReadLine {
         self.tenants.entry(tenant).or_default().bytes_under_way += bytes;
     }
 
+    /// Bytes of reads that were ordered and have not ended.
+    #[cfg(test)]
+    pub(crate) fn bytes_under_way(&self) -> u64 {
+        self.tenants.values().map(|line| line.bytes_under_way).sum()
+    }
+
     /// Notes that a tenant's read of `bytes` bytes has ended.
     pub(crate) fn ended(&mut self, tenant: TenantId, bytes: u64) {
         self.tenants.entry(tenant).or_default().bytes_under_way -= bytes;
