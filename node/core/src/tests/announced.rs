@@ -191,3 +191,33 @@ fn what_moved_and_is_used_for_long_stays() {
     w.pass(Duration::from_secs(1));
     assert_eq!(w.core.store.usage().cached_chunks, 1);
 }
+
+#[test]
+fn the_numbers_of_events_go_on_in_a_new_life_of_the_store() {
+    let mut w = world(PEERS);
+    w.put("ab");
+    due(&mut w);
+    assert_eq!(changed(&mut w).0, 0);
+    w.core.begin_anew();
+    for extent in w.core.store.secluded() {
+        w.tell(Event::ExtentLeft { extent, may_renew: false });
+    }
+    w.session = w.core.open_session(TenantId(0), ProcessId(1), 1 << 20);
+    w.core.register(w.session, &spec(1), &[0], &[BLOCK]).unwrap();
+    w.put("c");
+    due(&mut w);
+    assert_eq!(changed(&mut w).0, 2);
+}
+
+#[test]
+fn a_directory_that_takes_nothing_for_long_is_told_all_that_is_held() {
+    let mut w = world(PEERS);
+    w.put("a");
+    due(&mut w);
+    let (.., changes, _) = changed(&mut w);
+    w.tell(Event::Announced(Announced::Full(Changes::Since(changes.repeat(65_537)))));
+    due(&mut w);
+    assert!(!changed(&mut w).3, "so many changes are more than a page");
+    let (told, _) = page(&mut w);
+    assert_eq!((told.is_first, told.is_last, told.chunks.len()), (true, true, 1));
+}

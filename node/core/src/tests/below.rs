@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use larder_protocol::peer::Class;
+use larder_protocol::purge::{PurgeMode, PurgeScope};
 
 use super::*;
 use crate::Offer;
+use crate::event::PurgeStep;
 use crate::store::Granted;
 
 const BELOW: Sources =
@@ -145,6 +147,7 @@ fn a_read_that_nobody_has_begun_when_the_disk_falls_silent_is_never_begun() {
     );
     w.ended(asked.order, vec![here(1)]);
     assert_eq!(w.leased(request).chunks, 0, "the first chunk did not come");
+    assert!(w.is_at_rest());
 }
 
 #[test]
@@ -403,4 +406,141 @@ fn a_chunk_that_another_nodes_engine_waits_for_is_read_before_what_is_prefetched
         other => panic!("{other:?}"),
     };
     assert_eq!([read(), read(), read()], [name("a"), name("abc"), name("ab")]);
+}
+
+#[test]
+fn no_further_part_is_read_for_a_lease_whose_time_is_up() {
+    let object = limits().object.map(|object| ObjectStoreLimits { max_reading_bytes: 8 * BLOCK, ..object });
+    let limits = StoreLimits { object, disk: None, ..limits() };
+    let mut w = World::with(limits, Sources { disk: None, ..BELOW });
+    let request = w.lease("abcdefghij");
+    let question = w.stored();
+    w.tell(Event::StoredFound { question, found: vec![Some(true); 10] });
+    let mut reads = Vec::new();
+    while let Some(Effect::Read { read, .. }) = w.poll() {
+        reads.push(read);
+    }
+    assert!(reads.len() < 10, "the rest has no room yet");
+    w.now += DEADLINE;
+    reads.iter().for_each(|&read| w.tell(Event::ReadEnded { read, answer: read_here() }));
+    assert_eq!(w.leased(request).chunks as usize, reads.len());
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn an_object_store_that_has_too_much_to_do_is_asked_for_the_next_chunk_at_once() {
+    let mut w = World::new(Sources { disk: None, ..BELOW });
+    for (word, answer, chunks) in [("a", ReadAnswer::Busy, 0), ("b", read_here(), 1)] {
+        let request = w.lease(word);
+        let question = w.stored();
+        w.tell(Event::StoredFound { question, found: vec![Some(true)] });
+        let (read, _) = w.read();
+        w.tell(Event::ReadEnded { read, answer });
+        assert_eq!(w.leased(request).chunks, chunks);
+    }
+}
+
+#[test]
+fn what_a_silent_disk_turns_out_to_lack_is_found_no_more() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("a");
+    let early = w.lease("a");
+    let (read, _) = w.read();
+    w.tell(Event::DiskSilent(true));
+    assert_eq!(w.leased(early).chunks, 0);
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Missing });
+    w.tell(Event::DiskSilent(false));
+    let request = w.lease("a");
+    assert_eq!(w.leased(request).chunks, 0);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_peer_hears_at_once_that_a_chunk_is_on_a_silent_disk() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("a");
+    w.tell(Event::DiskSilent(true));
+    assert!(matches!(w.grants("a", Class::Decode), Offer::Now(Granted::NotHeld)));
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn what_was_purged_is_not_believed_to_be_in_the_object_store() {
+    let mut w = World::new(Sources { disk: None, ..BELOW });
+    w.lookup("a");
+    let question = w.stored();
+    w.tell(Event::StoredFound { question, found: vec![Some(true)] });
+    assert!(matches!(w.next(), Effect::Found { .. }));
+    let scope = PurgeScope::Tenant(TENANTS[0].to_owned());
+    w.tell(Event::Purge(PurgeStep::Begin(1, scope.clone())));
+    w.tell(Event::Purge(PurgeStep::Page { purge: 1, scope, mode: PurgeMode::Remove, from: 0 }));
+    assert!(matches!(w.next(), Effect::Purged { .. }));
+    w.tell(Event::Purge(PurgeStep::End(1)));
+    w.lookup("a");
+    w.stored();
+}
+
+#[test]
+fn a_lookup_counts_on_nothing_that_is_on_a_silent_disk() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("a");
+    for (is_silent, tokens) in [(true, 0), (false, 16)] {
+        w.tell(Event::DiskSilent(is_silent));
+        w.lookup("a");
+        let Effect::Found { found, .. } = w.next() else { panic!("it is answered") };
+        assert_eq!(found.tokens, tokens);
+    }
+}
+
+#[test]
+fn the_object_store_is_asked_for_the_blocks_that_every_chunk_has() {
+    let mut w = World::new(Sources { disk: None, ..BELOW });
+    let mut spec = spec(1);
+    spec.pools.push(PoolSpec { name: "state".into(), hit: HitPolicy::Last, ..spec.pools[0].clone() });
+    let registered = w.core.register(w.session, &spec, &[0], &[BLOCK; 2]).unwrap();
+    (w.namespace, w.root) = (registered.namespace, registered.root);
+    w.lookup("a");
+    let Effect::FindStored { blocks, .. } = w.next() else { panic!("the object store") };
+    assert_eq!(blocks, [(0, 0)], "a chunk need not have a state");
+}
+
+#[test]
+fn an_object_that_turned_out_to_be_missing_is_not_asked_for_at_once() {
+    let mut w = World::new(Sources { disk: None, ..BELOW });
+    let request = w.lease("a");
+    let question = w.stored();
+    w.tell(Event::StoredFound { question, found: vec![Some(true)] });
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Missing });
+    assert_eq!(w.leased(request).chunks, 0);
+    w.lookup("a");
+    assert!(matches!(w.next(), Effect::Found { found, .. } if found.tokens == 0));
+    w.pass(Duration::from_secs(1));
+    w.lookup("a");
+    w.stored();
+}
+
+#[test]
+fn a_new_life_of_the_store_knows_what_the_object_store_has() {
+    let mut w = World::new(Sources { disk: None, ..BELOW });
+    w.lookup("a");
+    let question = w.stored();
+    w.tell(Event::StoredFound { question, found: vec![Some(true)] });
+    assert!(matches!(w.next(), Effect::Found { .. }));
+    w.core.begin_anew();
+    w.session = w.core.open_session(TenantId(0), ProcessId(1), 1 << 20);
+    w.core.register(w.session, &spec(1), &[0], &[BLOCK]).unwrap();
+    w.lookup("a");
+    assert!(matches!(w.next(), Effect::Found { found, .. } if found.tokens == 16));
+}
+
+#[test]
+fn a_peer_hears_that_a_chunk_on_disk_could_not_be_read() {
+    let mut w = World::new(Sources { object: None, ..BELOW });
+    w.on_disk("a");
+    assert!(matches!(w.grants("a", Class::Decode), Offer::Later(_)));
+    let (read, _) = w.read();
+    w.tell(Event::ReadEnded { read, answer: ReadAnswer::Impossible });
+    assert!(matches!(w.next(), Effect::Granted { granted: Granted::NotHeld, .. }));
+    assert!(w.is_at_rest());
 }

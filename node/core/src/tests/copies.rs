@@ -262,3 +262,16 @@ fn a_tenant_whose_copies_fill_its_part_of_the_queue_leaves_the_rest_to_others() 
     commit(&mut w, 48);
     w.copy(1);
 }
+
+#[test]
+fn bytes_whose_copy_failed_do_not_count_as_committed() {
+    for (answer, counts) in [(CopyAnswer::Failed, 0), (CopyAnswer::Done(vec![Checksums::default()]), 1)] {
+        let mut w = World::new(ALONE);
+        let reserved = w.reserve("a");
+        w.commit(&reserved);
+        let copy = w.copy(1);
+        w.tell(Event::Copied { copy, answer });
+        let is_counted = |effect: &Effect| matches!(effect, Effect::Count(Counted::Committed(_)));
+        assert_eq!(std::iter::from_fn(|| w.core.poll_effect()).filter(is_counted).count(), counts);
+    }
+}

@@ -194,6 +194,20 @@ fn an_offered_chunk_that_does_not_come_is_asked_of_nobody_else() {
 }
 
 #[test]
+fn an_offered_chunk_that_does_not_come_is_no_failed_read() {
+    let mut w = by_worth(4);
+    let chunk = w.chain("a").chunk(0);
+    w.core.take_in(w.now, node(2), w.fingerprint, &[chunk], Worth(u64::MAX / 8));
+    let asked = w.fetch();
+    w.ended(asked.order, vec![FAILED]);
+    let placed = |effect: &Effect| matches!(effect, Effect::Count(Counted::Placed(_)));
+    assert!(
+        !std::iter::from_fn(|| w.core.poll_effect()).any(|effect| placed(&effect)),
+        "nobody asked for it"
+    );
+}
+
+#[test]
 fn what_is_evicted_is_offered_to_a_node_with_room_and_goes_when_it_has_it() {
     let mut w = by_worth(1);
     w.put("a");

@@ -561,3 +561,86 @@ fn a_prompt_that_finds_no_room_is_answered_when_nobody_will_leave_any() {
     assert_eq!(leased, [(first, 0), (second, 0), (gone, 0)], "room came, but no chunk did");
     assert!(w.is_at_rest());
 }
+
+#[test]
+fn prompts_that_still_find_no_room_keep_their_order() {
+    let mut w = World::with_little_staging();
+    w.lease("abcdefg");
+    w.directory_says(&[&[2][..]; 7]);
+    let first = w.fetch();
+    for word in ["klmnopqrs", "tuvw", "xyz"] {
+        w.lease(word);
+        w.directory_says(&vec![&[2][..]; word.len()]);
+    }
+    w.ended(first.order, vec![here(1); first.chunks.len()]);
+    let (last_of_first, of_second) = (w.fetch(), w.fetch());
+    assert!(w.is_idle(), "the second takes all the room that is left");
+    w.ended(last_of_first.order, vec![here(1)]);
+    assert!(matches!(w.next(), Effect::Leased { .. }));
+    let next = w.fetch().chunks[0];
+    assert_eq!(
+        w.core.wanted(next).unwrap().1.chunk.hash,
+        name("t"),
+        "the third waited longer than the fourth"
+    );
+    assert!(of_second.chunks.len() > 1);
+}
+
+#[test]
+fn two_holders_of_chunks_are_asked_in_turn() {
+    let mut w = World::new(PEERS);
+    let asked = ["a", "b", "c"].map(|word| {
+        w.lease(word);
+        w.directory_says(&[&[2, 3]]);
+        w.fetch().holder
+    });
+    assert_eq!(asked, [node(2), node(3), node(2)]);
+}
+
+#[test]
+fn a_busy_holder_is_waited_for_if_it_alone_has_one_of_the_ordered_chunks() {
+    let mut w = World::new(PEERS);
+    w.lease("ab");
+    w.directory_says(&[&[2, 3], &[2]]);
+    let asked = w.fetch();
+    assert_eq!((asked.chunks.len(), asked.has_others), (2, false));
+}
+
+#[test]
+fn a_busy_sibling_is_asked_again_when_the_last_of_its_chunks_may_be_free() {
+    let mut w = World::new(Sources { siblings: Some(DEADLINE), ..PEERS });
+    w.lease("ab");
+    let Effect::FindSiblings { question, .. } = w.next() else { panic!("the siblings") };
+    w.tell(Event::SiblingsFound { question, holders: vec![of_sibling(1), of_sibling(1)] });
+    let asked = w.fetch();
+    let busy = |retry_after_ms| Arrival::Busy { retry_after_ms };
+    w.ended(asked.order, vec![busy(20), busy(5)]);
+    assert_eq!(w.core.next_deadline(), Some(Duration::from_millis(20)));
+}
+
+#[test]
+fn a_prompt_that_comes_in_parts_may_be_as_long_as_a_session_may_lease() {
+    let peers = limits().peers.map(|peers| PeerStoreLimits { passing_bytes: 8 * BLOCK, ..peers });
+    let limits = StoreLimits { peers, disk: None, max_leased_blocks: 10, ..limits() };
+    let mut w = World::with(limits, PEERS);
+    w.lease("abcdefghij");
+    w.directory_says(&[&[2][..]; 10]);
+    assert_eq!(w.delivers().last(), Some(&10));
+}
+
+#[test]
+fn a_prompt_whose_own_chunks_take_the_room_waits_for_no_others() {
+    let mut w = World::with_little_staging();
+    let other = w.lease("z");
+    w.directory_says(&[&[2]]);
+    let others = w.fetch();
+    let request = w.lease("abcdefg");
+    w.directory_says(&[&[2, 3][..]; 7]);
+    let asked = w.fetch();
+    let room = asked.chunks.len();
+    assert!(room < 7, "there is room for no more");
+    w.ended(asked.order, vec![here(1); room]);
+    assert_eq!(w.leased(request).chunks as usize, room, "of two copies none moves, so these only pass");
+    w.ended(others.order, vec![here(1)]);
+    assert_eq!(w.leased(other).chunks, 1);
+}

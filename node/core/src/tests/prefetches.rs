@@ -165,6 +165,30 @@ fn what_was_ordered_and_refused_counts_for_nothing_when_loading_is_weighed() {
 }
 
 #[test]
+fn what_was_ordered_and_did_not_come_counts_for_nothing_when_loading_is_weighed() {
+    let mut w = World::new(PEERS);
+    let request = w.lease("a");
+    w.directory_says(&[&[2]]);
+    let asked = w.fetch();
+    w.now += Duration::from_millis(100);
+    w.ended(asked.order, vec![here(1)]);
+    w.leased(request);
+    let request = w.lease("bcdefgh");
+    w.directory_says(&[&[2][..]; 7]);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![FAILED; 7]);
+    w.directory_says(&[&[][..]; 7]);
+    w.leased(request);
+    // Node 2 delivers a block in 0.1 s; a chunk of 16 tokens is computed in 0.2 s.
+    let ask = Lookup { prefill_tokens_per_second: Some(80.0), ..w.ask("xy") };
+    w.asks(w.session, Request::Prefetch(ask));
+    w.directory_says(&[&[2], &[2]]);
+    w.fetch();
+    let Effect::Prefetching { started: Ok(started), .. } = w.next() else { panic!("it has begun") };
+    assert_eq!((started.tokens, started.tokens_to_recompute), (32, 0));
+}
+
+#[test]
 fn a_collection_that_is_given_up_is_answered() {
     let mut w = World::new(PEERS);
     let (ticket, asked) = w.prefetch("a", &[&[2]]);
@@ -201,4 +225,53 @@ fn a_long_prefetch_comes_in_parts_whether_somebody_collects_it_or_not() {
     assert_eq!(leased.chunks, 10);
     w.core.store.release(w.session, leased.lease).unwrap();
     assert!(w.is_at_rest());
+}
+
+#[test]
+fn nobody_waits_for_a_prefetch_for_longer_than_for_a_lease() {
+    let mut w = World::new(PEERS);
+    let (ticket, _) = w.prefetch("a", &[&[2]]);
+    let request = w.collect(ticket, Wait::TimeoutMs(u64::MAX));
+    assert!(matches!(w.next(), Effect::Hurry(_)));
+    w.pass(DEADLINE);
+    assert_eq!(w.leased(request).chunks, 0);
+}
+
+#[test]
+fn what_is_in_memory_waits_for_no_slow_disk_when_loading_is_weighed() {
+    let mut w = World::new(Sources { disk: Some(DEADLINE), ..PEERS });
+    w.on_disk("x");
+    let request = w.lease("x");
+    let (read, _) = w.read();
+    w.now += Duration::from_secs(1);
+    w.tell(Event::ReadEnded { read, answer: read_here() });
+    w.leased(request);
+    w.put("a");
+    // The disk delivers a block a second; a chunk of 16 tokens is computed in a millisecond.
+    let ask = Lookup { prefill_tokens_per_second: Some(16_000.0), ..w.ask("a") };
+    w.asks(w.session, Request::Prefetch(ask));
+    let Effect::Prefetching { started: Ok(started), .. } = w.next() else { panic!("it has begun") };
+    assert_eq!((started.tokens, started.tokens_to_recompute), (16, 0));
+}
+
+#[test]
+fn a_prefetch_that_found_no_room_yet_is_not_done_and_whoever_collects_it_waits() {
+    let peers = limits().peers.map(|peers| PeerStoreLimits { passing_bytes: 8 * BLOCK, ..peers });
+    let mut w = World::with(StoreLimits { peers, disk: None, ..limits() }, PEERS);
+    let first = w.lease("abcdefg");
+    w.directory_says(&[&[2][..]; 7]);
+    let asked = w.fetch();
+    w.asks(w.session, Request::Prefetch(w.ask("xy")));
+    w.directory_says(&[&[2], &[2]]);
+    let Effect::Prefetching { started: Ok(started), .. } = w.next() else { panic!("it has begun") };
+    let progress = w.asks(w.session, Request::Progress(started.ticket));
+    let Response::Progress(progress) = w.answered(progress) else { panic!("the progress") };
+    assert!(!progress.is_done, "nothing of it has come");
+    let request = w.collect(started.ticket, Wait::Complete);
+    assert!(w.is_idle());
+    w.ended(asked.order, vec![here(1); asked.chunks.len()]);
+    for asked in [w.fetch(), w.fetch()] {
+        w.ended(asked.order, vec![here(1); asked.chunks.len()]);
+    }
+    assert_eq!((w.leased(first).chunks, w.leased(request).chunks), (7, 2));
 }

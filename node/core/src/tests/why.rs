@@ -215,6 +215,32 @@ fn a_home_that_does_not_answer_is_no_proof_that_nobody_has_the_chunk() {
 }
 
 #[test]
+fn a_home_that_does_not_answer_says_nothing_of_the_chunks_that_were_asked_of_others() {
+    let mut w = World::new(Sources { siblings: Some(DEADLINE), ..PEERS });
+    w.lookup("abc");
+    let Effect::FindSiblings { question, .. } = w.next() else { panic!("the siblings") };
+    w.tell(Event::SiblingsFound { question, holders: vec![of_sibling(1)] });
+    let Effect::FindHolders { question, chunks, .. } = w.next() else { panic!("the directory") };
+    assert_eq!(chunks.len(), 2);
+    w.core.homes_are_silent(question, &[1]);
+    w.tell(Event::HoldersFound { question, holders: vec![of(&[]), of(&[])] });
+    w.next();
+    assert_eq!(w.outcomes(), [HERE, ChunkOutcome::Absent, ChunkOutcome::HomeSilent]);
+}
+
+#[test]
+fn the_last_place_that_was_asked_says_why_though_time_is_up_before_the_next() {
+    let mut w = World::new(PEERS);
+    let request = w.lease("a");
+    w.directory_says(&[&[2, 3]]);
+    let asked = w.fetch();
+    w.now += DEADLINE;
+    w.ended(asked.order, vec![Arrival::Damaged]);
+    assert_eq!(w.leased(request).chunks, 0);
+    assert_eq!(w.outcomes(), [ChunkOutcome::NotDelivered(NotDelivered::Damaged)]);
+}
+
+#[test]
 fn a_place_that_does_not_deliver_says_why() {
     let failed = |failure| Arrival::Failed(failure);
     for (arrival, why) in [

@@ -377,3 +377,33 @@ fn a_purge_takes_chunks_on_disk_that_continue_a_chunk_which_is_not_here() {
     assert_eq!(purged(&mut w, &scope), (1, 0));
     assert_eq!(on_disk(&w), 0);
 }
+
+#[test]
+fn a_tier_that_has_too_much_to_do_for_long_is_written_to_in_the_end() {
+    let mut w = described();
+    w.put("b");
+    for _ in 0..100 {
+        let (number, _) = write(&mut w);
+        w.tell(Event::WriteEnded { number, answer: Written::Busy });
+        w.pass(Duration::from_millis(50));
+    }
+    let (number, _) = write(&mut w);
+    w.tell(Event::WriteEnded { number, answer: Written::There });
+    assert_eq!(on_disk(&w), 2);
+}
+
+#[test]
+fn a_description_that_was_under_way_before_a_fault_is_ordered_anew() {
+    let mut w = world(DISK);
+    w.put("a");
+    assert!(matches!(w.next(), Effect::Describe { .. }));
+    w.core.begin_anew();
+    for extent in w.core.store.secluded() {
+        w.tell(Event::ExtentLeft { extent, may_renew: false });
+    }
+    w.session = w.core.open_session(TenantId(0), ProcessId(1), 1 << 20);
+    w.core.register(w.session, &spec(1), &[0], &[BLOCK]).unwrap();
+    w.put("a");
+    describe(&mut w, Description::There);
+    write(&mut w);
+}
