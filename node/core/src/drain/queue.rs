@@ -161,3 +161,39 @@ const BATCH_BYTES: u64 = 4 << 20;
 
 /// Chunks of other namespaces that are passed over while a batch fills.
 const LOOK_AHEAD: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::drain::Taken;
+    use larder_protocol::table::Holder;
+    use larder_protocol::{ChunkHash, ChunkRef};
+
+    use super::*;
+    use crate::store::ids::ChunkNumber;
+
+    const NAMESPACE: Fingerprint = Fingerprint([1; 32]);
+
+    #[test]
+    fn chunks_that_nobody_had_room_for_are_offered_when_there_is_room_for_the_best_of_them() {
+        let taker = Holder { node: NodeNumber(2), device: 0 };
+        let mut takers = Takers::default();
+        takers.are(&[taker]);
+        let mut queue = Queue::default();
+        // The better chunk was refused before: it comes later.
+        for (number, rank_ppm) in [(1, 100_000), (2, 500_000)] {
+            let id = ChunkId::new(ChunkNumber::at(number), 0);
+            queue.again(Candidate { id, rank_ppm, refusals: 0 });
+        }
+        let hash = ChunkHash([0; 32]);
+        let chunk = ChunkRef { hash, parent: hash, index: 0, anchor: hash };
+        let mut batch = |rank_limit_ppm| {
+            takers.answered(taker, &Taken { rank_limit_ppm, ..Taken::default() });
+            let leaving = |_| Leaving::Moves { fingerprint: NAMESPACE, chunk, bytes: 1 };
+            let batch = queue.batch(&takers, leaving).0;
+            batch.map(|batch| batch.chunks.iter().map(|(.., take, _)| take.rank_ppm).collect::<Vec<_>>())
+        };
+        assert_eq!(batch(50_000), None);
+        assert_eq!(batch(200_000), Some(vec![100_000]));
+        assert_eq!(batch(600_000), Some(vec![500_000]));
+    }
+}

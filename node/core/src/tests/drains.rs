@@ -5,7 +5,7 @@ use larder_protocol::session::Reserve;
 
 use super::*;
 use crate::event::{OtherNodes, TakeNumber};
-use crate::placement::Worth;
+use crate::placement::{PlacementRule, Worth};
 use crate::store::{Change, ChangeKind};
 use crate::{DrainOrder, DrainProgress, TakeOrder, TakeReply};
 
@@ -376,6 +376,18 @@ fn chunks_of_a_draining_node_are_fetched_and_kept_and_it_hears_when() {
 }
 
 #[test]
+fn a_chunk_that_is_on_the_disk_of_the_draining_node_is_written_to_disk_here() {
+    let mut w = World::new(Sources { disk: Some(DEADLINE), ..PEERS });
+    w.sees_writes = true;
+    let TakeReply::Later(_) = w.is_offered(4, "a", &[0]) else { panic!("it has to come") };
+    let asked = w.fetch();
+    let Arrival::Here { checksums, pools, reads, .. } = here(1) else { unreachable!("it is here") };
+    w.ended(asked.order, vec![Arrival::Here { checksums, pools, reads, is_on_disk: true }]);
+    assert_eq!(w.taken().1.is_kept, [true]);
+    assert!(matches!(w.next(), Effect::Describe { .. }), "its namespace, before it");
+}
+
+#[test]
 fn a_chunk_that_is_here_is_kept_without_a_fetch() {
     let mut w = World::new(PEERS);
     w.put("a");
@@ -454,11 +466,17 @@ fn takers_that_refuse_now_and_then_are_asked_as_long_as_chunks_move() {
 
 #[test]
 fn a_node_that_drains_takes_no_evicted_chunks_and_attracts_none() {
-    let mut w = World::new(PEERS);
-    let (fingerprint, chunk) = (w.fingerprint, w.chain("a").chunk(0));
-    w.drains(&[(2, 9)]);
-    let wanted = w.core.take_in(w.now, node(2), fingerprint, &[chunk], Worth(u64::MAX / 8));
-    assert_eq!((wanted, w.core.least_worth()), (vec![false], Worth(u64::MAX)));
+    let peers = limits().peers.map(|peers| PeerStoreLimits { placement: PlacementRule::Worth, ..peers });
+    for drains in [false, true] {
+        let mut w = World::with(StoreLimits { peers: peers.clone(), disk: None, ..limits() }, PEERS);
+        let (fingerprint, chunk) = (w.fingerprint, w.chain("a").chunk(0));
+        if drains {
+            w.drains(&[(2, 9)]);
+        }
+        let wanted = w.core.take_in(w.now, node(2), fingerprint, &[chunk], Worth(u64::MAX / 8));
+        let least = if drains { Worth(u64::MAX) } else { Worth::NOTHING };
+        assert_eq!((wanted, w.core.least_worth()), (vec![!drains], least));
+    }
 }
 
 #[test]
@@ -563,4 +581,128 @@ fn a_taker_that_never_takes_anything_holds_up_no_drain() {
     let polls = w.answer_polls(says(&[], 0, 0));
     assert_eq!((polls, w.counts().left), (4, 2));
     assert!(w.now < Duration::from_secs(5), "{:?}", w.now);
+}
+
+/// A world that is full, with chunks of one letter.
+fn full() -> World {
+    let mut w = World::new(PEERS);
+    ('a'..='p').for_each(|letter| w.put(&letter.to_string()));
+    w
+}
+
+#[test]
+fn for_a_chunk_that_two_draining_nodes_have_one_chunk_makes_way() {
+    let mut w = full();
+    assert!(matches!(w.is_offered(4, "x", &[0]), TakeReply::Later(_)));
+    let asked = w.fetch();
+    assert!(matches!(w.is_offered(5, "x", &[0]), TakeReply::Later(_)));
+    assert!(w.is_idle(), "it is fetched once");
+    w.ended(asked.order, vec![here(1)]);
+    for taken in [w.taken().1, w.taken().1] {
+        assert_eq!((taken.is_kept, taken.rank_limit_ppm), (vec![true], WHOLE_RANK_PPM / 16 * 15));
+    }
+}
+
+#[test]
+fn room_that_a_chunk_on_its_way_will_take_is_no_room_for_another() {
+    let mut w = World::new(PEERS);
+    ('a'..='o').for_each(|letter| w.put(&letter.to_string()));
+    assert!(matches!(w.is_offered(4, "xy", &[0, 0]), TakeReply::Later(_)));
+    let asked = w.fetch();
+    assert_eq!(asked.chunks.len(), 2);
+    w.ended(asked.order, vec![here(1), here(1)]);
+    assert_eq!(w.taken().1.rank_limit_ppm, WHOLE_RANK_PPM / 16 * 15, "one of them had no free room");
+}
+
+#[test]
+fn a_taker_without_room_for_fetches_tells_which_chunks_it_has() {
+    let mut w = World::new(PEERS);
+    w.put("w");
+    assert!(matches!(w.is_offered(4, "abcdefghijklmnop", &[0; 16]), TakeReply::Later(_)));
+    let TakeReply::Now(taken) = w.is_offered(5, "wxyz", &[0; 4]) else { panic!("nothing comes") };
+    assert_eq!(taken.is_kept, [true, false, false, false]);
+}
+
+#[test]
+fn chunks_that_made_way_count_as_long_as_the_draining_node_goes_on_asking() {
+    let mut w = full();
+    for (word, pause) in [("x", 2), ("y", 2)] {
+        assert!(matches!(w.is_offered(4, word, &[0]), TakeReply::Later(_)));
+        let asked = w.fetch();
+        w.ended(asked.order, vec![here(1)]);
+        w.taken();
+        w.now += Duration::from_secs(pause);
+    }
+    assert!(matches!(w.is_offered(5, "z", &[900_000]), TakeReply::Now(_)), "fourteen of sixteen are its own");
+    w.now += Duration::from_secs(1);
+    assert!(matches!(w.is_offered(5, "z", &[900_000]), TakeReply::Later(_)), "the first node is gone");
+}
+
+#[test]
+fn a_new_life_of_the_store_keeps_no_takes_of_the_life_before() {
+    let mut w = World::new(PEERS);
+    assert!(matches!(w.is_offered(4, "ab", &[0, 1]), TakeReply::Later(_)));
+    let asked = w.fetch();
+    w.core.begin_anew();
+    assert_eq!(w.core.takes_under_way(), 0);
+    w.ended(asked.order, vec![here(1), here(1)]);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_drain_under_way_obeys_a_later_order() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    w.drains(&[(2, 9)]);
+    w.tell(Event::Drain(order(5)));
+    w.pass(Duration::from_secs(5));
+    assert_eq!((w.progress().is_over, w.counts().left), (true, 1));
+}
+
+#[test]
+fn chunks_that_wait_are_offered_before_those_whose_other_holder_leaves() {
+    let mut w = World::new(PEERS);
+    ["a", "b", "c"].iter().for_each(|word| w.put(word));
+    w.tell(others(vec![node(2), node(3)]));
+    w.tell(Event::Drain(DrainOrder { bytes_per_second: Some(BLOCK), ..order(100) }));
+    for _ in 0..2 {
+        let poll = w.asks_to_take();
+        w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 9, 0) });
+    }
+    w.directory_says(&[&[3], &[], &[]]);
+    let offer = w.asks_to_take();
+    assert_eq!(names(&offer), ["b", "a"].map(name), "another node has the warmest");
+    w.tell(Event::TakeAnswered { take: offer.take, taken: says(&[true, false], 8, 0) });
+    w.tell(others(vec![node(2)]));
+    assert!(w.is_idle(), "the chunk that moved takes a second");
+    w.pass(Duration::from_secs(1));
+    w.directory_says(&[&[], &[]]);
+    assert_eq!(names(&w.asks_to_take()), ["a", "c"].map(name));
+}
+
+#[test]
+fn a_taker_that_does_not_tell_its_room_holds_up_no_drain_and_of_equal_takers_the_first_is_asked() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    w.tell(others(vec![node(2), node(3), node(4)]));
+    w.tell(Event::Drain(order(100)));
+    let polls = [w.asks_to_take(), w.asks_to_take(), w.asks_to_take()];
+    for poll in &polls[1..] {
+        w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 9, 0) });
+    }
+    assert!(w.is_idle());
+    w.pass(Duration::from_secs(1));
+    w.directory_says(&[&[]]);
+    assert_eq!(w.asks_to_take().taker, node(3));
+}
+
+#[test]
+fn a_draining_node_refuses_the_chains_that_others_refuse() {
+    let mut w = World::new(PEERS);
+    w.drains(&[]);
+    let mut chain = w.chain("ab");
+    chain.hashes[1] = chain.hashes[0];
+    let ask = Reserve { namespace: w.namespace, chain, pools: Vec::new(), priority: 0, attempt: 0 };
+    let request = w.asks(w.session, Request::Reserve(ask));
+    assert!(matches!(w.refused(request), Refused::Chain(_)));
 }
