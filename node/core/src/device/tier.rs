@@ -237,6 +237,15 @@ mod tests {
     }
 
     #[test]
+    fn a_block_that_is_purged_on_its_way_does_not_stay() {
+        let mut tier = tier(2);
+        tier.fill(SlotId(0), key(1));
+        assert_eq!(tier.purge(|purged| *purged == key(1)), []);
+        assert!(!tier.filled(SlotId(0), FACTS) && tier.find(&key(1)).is_none());
+        assert!(tier.wants(&key(1), 4_096, 2), "it may come again");
+    }
+
+    #[test]
     fn a_gpu_that_refuses_is_asked_again_only_when_it_was_opened_anew() {
         let mut tier = tier(2);
         tier.fill(SlotId(0), key(1));

@@ -2,11 +2,13 @@
 //! device may touch is given to nobody, and only right bytes are handed out.
 
 use larder_protocol::lane::{AskCopy, CopyEnd, CopyProgress, CopyWords, LoadPages, SavePages, Word};
-use larder_protocol::limits::MAX_COPY_PAGES;
+use larder_protocol::limits::{MAX_COPY_PAGES, MAX_SESSION_TENSORS};
+use larder_protocol::purge::{PurgeMode, PurgeScope};
 use larder_protocol::session::{Commit, Place, ReportDamage, Reserved, Scarce, Span, Tier};
 
 use super::copies::ALONE;
 use super::*;
+use crate::event::PurgeStep;
 use crate::{
     BlockAt, CopyAnswer, CopyDirection, CopyNumber, DeviceCopyNumber, DeviceEvent, DeviceFailure,
     DeviceOrder, DeviceWork, PagesCopy, Promoted, Tensors,
@@ -712,12 +714,10 @@ fn after_a_fault_the_device_goes_on_and_what_it_did_means_nothing() {
     let (load, _) = w.load("ab");
     let reserved = w.reserve("x");
     let (save, _) = w.save(&reserved, 0..LAYERS);
-    let lease = w.lease_of("ab").lease;
-    w.asks(w.session, Request::LoadPages(w.load_of(lease, 2)));
     w.core.begin_anew();
     w.is_cancelled(load);
     w.is_cancelled(save);
-    assert!(w.is_idle(), "what was not begun is not begun any more");
+    assert!(w.is_idle());
     assert_eq!(w.by_device(), 2);
     w.session = w.core.open_session(TenantId(0), ProcessId(9), 1 << 20);
     w.layered();
@@ -726,4 +726,104 @@ fn after_a_fault_the_device_goes_on_and_what_it_did_means_nothing() {
     assert!(w.is_idle(), "nothing is summed");
     assert_eq!((w.by_device(), w.core.usage().device_tier.blocks), (0, 1));
     w.core.store.assert_tree_is_whole();
+}
+
+#[test]
+fn a_copy_that_was_not_begun_before_a_fault_is_not_begun_any_more() {
+    let mut w = World::with_device();
+    w.put("ab");
+    let (load, _) = w.load("ab");
+    let lease = w.lease_of("ab").lease;
+    w.asks(w.session, Request::LoadPages(w.load_of(lease, 2)));
+    assert_eq!(w.by_device(), 2);
+    w.core.begin_anew();
+    w.is_cancelled(load);
+    assert!(w.is_idle());
+    assert_eq!(w.by_device(), 1);
+}
+
+#[test]
+fn a_chunk_that_is_purged_before_its_copy_into_the_tier_is_not_copied() {
+    let mut w = World::with_device();
+    w.put("a");
+    w.loaded("a");
+    w.loaded("a");
+    let copy = w.copy(1);
+    let scope = PurgeScope::Tenant(TENANTS[0].to_owned());
+    w.tell(Event::Purge(PurgeStep::Begin(1, scope.clone())));
+    w.tell(Event::Purge(PurgeStep::Page { purge: 1, scope, mode: PurgeMode::Remove, from: 0 }));
+    assert!(matches!(w.next(), Effect::Purged { .. }));
+    w.copied(copy, 1);
+    assert!(w.is_idle());
+    assert_eq!((w.by_device(), w.core.usage().device_tier.blocks), (0, 0));
+}
+
+#[test]
+fn a_block_that_was_read_in_the_tier_stays_longer_there() {
+    let mut w = World::with_device();
+    w.put("abc");
+    w.put("x");
+    w.loaded("abc");
+    w.loaded("x");
+    assert_eq!(w.promote("abc").len(), 3);
+    let [BlockAt::Pool(used)] = w.loaded("a")[..] else { panic!("it is in the tier") };
+    let [Promoted { to, .. }] = w.promote("x")[..] else { panic!("one block") };
+    assert_ne!(to, used);
+    assert_eq!(w.spans("abc", &[])[0], span(0, 1, Tier::Device));
+}
+
+#[test]
+fn a_block_whose_copy_into_the_tier_stalls_is_copied_again_by_the_next_load() {
+    let mut w = World::with_device();
+    w.put("a");
+    w.loaded("a");
+    w.loaded("a");
+    let copy = w.copy(1);
+    w.copied(copy, 1);
+    let (stalled, _) = w.promoting();
+    w.pass(Duration::from_millis(100));
+    w.is_cancelled(stalled);
+    assert_eq!(w.promote("a").len(), 1);
+    assert_eq!(w.spans("a", &[]), [span(0, 1, Tier::Device)]);
+    w.device_ended(stalled, Ok(()));
+    assert_eq!(w.spans("a", &[]), [span(0, 1, Tier::Device)]);
+}
+
+#[test]
+fn pages_of_one_namespace_are_not_saved_as_chunks_of_another() {
+    let mut w = World::with_device();
+    let mut other = NamespaceSpec { model: "another".into(), ..spec(1) };
+    (other.pools[0].layers, other.pools[0].layer_bytes) = (LAYERS, BLOCK / u64::from(LAYERS));
+    let registered = w.core.register(w.session, &other, &[0], &[BLOCK]).unwrap();
+    (w.namespace, w.root) = (registered.namespace, registered.root);
+    let reserved = w.reserve("x");
+    let request = w.asks(w.session, Request::SavePages(w.save_of(&reserved, 0..LAYERS)));
+    assert!(matches!(w.refused(request), Refused::Unknown { what: "reservation", .. }));
+    assert_eq!(w.by_device(), 0);
+}
+
+#[test]
+fn memory_of_a_stalled_copy_whose_session_ends_is_free_when_the_device_lets_go() {
+    let mut w = World::with_device();
+    w.put("a");
+    let (number, _) = w.load("a");
+    w.pass(Duration::from_millis(100));
+    w.is_cancelled(number);
+    w.tell(Event::Closed(w.session));
+    w.tell(Event::ProcessGone(ProcessId(0)));
+    assert_eq!(w.quarantined(), BLOCK);
+    w.device_ended(number, Ok(()));
+    assert_eq!((w.quarantined(), w.by_device()), (0, 0));
+}
+
+#[test]
+fn a_session_has_no_more_tensors_than_it_may_though_it_asked_for_them_together() {
+    let mut w = World::with_device();
+    let facts = w.core.may_know_tensors(w.session, w.namespace, 0).unwrap();
+    let (id, namespace) = (TENSORS, w.namespace);
+    let tensors = Tensors { id, namespace, block: 0, facts, pages: 16, pages_per_chunk: 2 };
+    let session = w.session;
+    let known =
+        (0..2 * MAX_SESSION_TENSORS).filter(|_| w.core.know_tensors(session, tensors).is_ok()).count();
+    assert_eq!(known, MAX_SESSION_TENSORS - 1, "it had one");
 }
