@@ -358,6 +358,37 @@ mod tests {
     }
 
     #[test]
+    fn each_common_chunk_is_announced_by_some_nodes_of_the_cluster() {
+        for number in 0..8 {
+            let hash = ChunkHash([number; 32]);
+            let chunk = ChunkRef { hash, parent: ChunkHash([0; 32]), index: 0, anchor: hash };
+            let kind = ChangeKind::Gained;
+            let gained = Change { fingerprint: Fingerprint([1; 32]), chunk, kind, evicted: None };
+            let row = RowKey::new(&gained.fingerprint, &gained.chunk);
+            let announces = |own: &u16| {
+                let (mut cache, table) = in_cluster(LARGE);
+                cache.new_table(&table, &table, NodeNumber(*own));
+                cache.insert(row, many(MAX_FOUND_HOLDERS as u16), Millis(0));
+                let mut told = Changes::Since(vec![gained]);
+                cache.leave_out(&mut told, Millis(0));
+                matches!(told, Changes::Since(told) if told.len() == 1)
+            };
+            assert_eq!((1..=40).filter(announces).count(), 10);
+        }
+    }
+
+    #[test]
+    fn a_holder_is_forgotten_in_older_answers_too() {
+        let mut cache = Cache::default();
+        cache.insert(key(1), smallvec![HOLDER], Millis(HOLDERS_MS - 1));
+        cache.insert(key(2), smallvec![HOLDER], Millis(HOLDERS_MS));
+        let now = Millis(HOLDERS_MS + 1);
+        assert!(cache.get(&key(1), now).is_some() && cache.get(&key(2), now).is_some());
+        cache.not_held(HOLDER, &[key(1), key(2)], now);
+        assert!(cache.get(&key(1), now).is_none() && cache.get(&key(2), now).is_none());
+    }
+
+    #[test]
     fn a_new_table_clears_what_moved() {
         let mut cache = Cache::default();
         cache.insert(key(1), smallvec![HOLDER], Millis(0));

@@ -182,6 +182,17 @@ mod tests {
     }
 
     #[test]
+    fn a_node_whose_worth_has_grown_is_the_cheapest_no_more() {
+        let [a, b] = [1, 2].map(NodeNumber);
+        let mut neighbours = Neighbours::default();
+        neighbours.heard(a, room(3, 0), at(0));
+        neighbours.heard(b, room(5, 0), at(0));
+        assert_eq!(neighbours.cheapest(MODEL, at(0)), Some((a, Worth(3))));
+        neighbours.heard(a, room(9, 0), at(1));
+        assert_eq!(neighbours.cheapest(MODEL, at(1)), Some((b, Worth(5))));
+    }
+
+    #[test]
     fn a_node_that_took_no_chunk_of_a_namespace_is_offered_others_but_no_more_of_these_for_a_while() {
         let ([a, b], other) = ([1, 2].map(NodeNumber), Fingerprint([7; 32]));
         let mut neighbours = Neighbours::default();

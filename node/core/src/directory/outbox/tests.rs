@@ -2,7 +2,7 @@
 
 use super::super::Shard;
 use super::super::stream::FLUSH_MS;
-use super::super::tests::{changes, key, table, table_of_one_home};
+use super::super::tests::{SPACE, changes, chunk, holder, key, table, table_of_one_home};
 use super::*;
 
 /// The outbox of node 2; node 1 is the home of all partitions.
@@ -336,4 +336,83 @@ fn a_batch_after_which_a_home_knows_all_replaces_a_comparison() {
         }
     }
     assert_eq!(empty, 0, "the home hears a sum each second as it is");
+}
+
+#[test]
+fn a_former_holder_keeps_its_copy_of_a_chunk_that_is_lost_again_before_its_home_knows_of_it() {
+    let page = |chunks: std::ops::Range<u64>| {
+        let chunks = chunks.map(|number| (SPACE, chunk(number))).collect();
+        Changes::Page(Page { is_first: true, chunks, is_last: true })
+    };
+    let kept = (changes(ChangeKind::Gained, []), 1);
+    for (later, moves) in [kept, (changes(ChangeKind::Lost, [5]), 0), (page(0..3), 0)] {
+        let (mut outbox, now) = settled(0..3);
+        outbox.changed(0, &changes(ChangeKind::MovedFrom(holder(3)), [5]), now);
+        let batch = take(&mut outbox, now + FLUSH_MS);
+        outbox.changed(0, &later, now + FLUSH_MS);
+        let answered = outbox.answered(&batch.id(), known(&batch), now + FLUSH_MS);
+        let Answered::Known { moved, .. } = answered else { panic!("{answered:?}") };
+        assert_eq!(moved.len(), moves, "{later:?}");
+    }
+}
+
+#[test]
+fn what_changes_between_two_pages_is_held_as_it_is_after_the_last() {
+    let (mut outbox, now) = settled(0..3);
+    let page = |number, is_first, is_last| {
+        Changes::Page(Page { is_first, chunks: vec![(SPACE, chunk(number))], is_last })
+    };
+    outbox.changed(0, &page(0, true, false), now);
+    outbox.changed(0, &changes(ChangeKind::Gained, [7]), now);
+    outbox.changed(0, &changes(ChangeKind::Lost, [0]), now);
+    outbox.changed(0, &page(2, false, true), now);
+    let mut held: Vec<RowKey> = outbox.keys(0).collect();
+    let mut expected = [2, 7].map(key);
+    held.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(held, expected);
+}
+
+#[test]
+fn a_new_stream_tells_no_loss_of_what_it_never_told() {
+    let (mut outbox, now) = settled(0..3);
+    outbox.changed(0, &changes(ChangeKind::Gained, [3]), now);
+    let batch = take(&mut outbox, now + FLUSH_MS);
+    outbox.changed(0, &changes(ChangeKind::Lost, [1]), now + FLUSH_MS);
+    assert_eq!(outbox.answered(&batch.id(), Some(Announced::StartAnew), now + FLUSH_MS), Answered::Restarted);
+    assert_eq!(told(&take(&mut outbox, now + 1_000)), [(0, true), (2, true), (3, true)]);
+}
+
+#[test]
+fn a_stream_that_begins_anew_again_and_again_slows_down_though_its_first_batches_are_taken() {
+    let mut outbox = outbox();
+    outbox.changed(0, &changes(ChangeKind::Gained, 0..100 + MAX_ANNOUNCE_CHANGES as u64), Millis(0));
+    let next = |outbox: &mut Outbox, now: &mut Millis| {
+        loop {
+            match singles(outbox.due(*now, |_| true)).pop() {
+                Some(batch) => return batch,
+                None => *now = *now + 1,
+            }
+        }
+    };
+    let (mut now, mut pauses) = (Millis(100), Vec::new());
+    let mut first = next(&mut outbox, &mut now);
+    for _ in 0..4 {
+        assert!(matches!(outbox.answered(&first.id(), known(&first), now), Answered::Known { .. }));
+        let second = next(&mut outbox, &mut now);
+        let doubted = now;
+        assert_eq!(outbox.answered(&second.id(), Some(Announced::StartAnew), now), Answered::Restarted);
+        first = next(&mut outbox, &mut now);
+        pauses.push(now.since(doubted));
+    }
+    assert!(pauses.is_sorted() && pauses[3] >= 4 * pauses[0], "{pauses:?}");
+}
+
+#[test]
+fn in_another_life_a_node_tells_its_homes_everything_in_new_streams() {
+    let (mut outbox, now) = settled(0..3);
+    outbox.new_table(&table_of_one_home(2, &[(1, 10), (2, 21)]), NodeNumber(2), now);
+    let anew = take(&mut outbox, now + 1_000);
+    assert_eq!((anew.announce.incarnation, anew.announce.sequence), (21, 0));
+    assert_eq!(told(&anew), [(0, true), (1, true), (2, true)]);
 }

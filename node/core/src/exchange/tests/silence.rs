@@ -322,3 +322,42 @@ fn a_suspect_that_answers_its_witness_is_not_left_out_and_asked_again_with_the_n
     let probes = node.effects();
     assert_eq!(probes.len(), 2, "{probes:?}");
 }
+
+#[test]
+fn connections_to_a_node_that_left_are_closed() {
+    let mut node = Node::new(LIMITS);
+    let open = |node: &mut Node, peer: &str| node.exchange.connections.opened(node.now, peer, Dialler::Here);
+    let (gone, _) = (open(&mut node, "node-3"), open(&mut node, "node-2"));
+    node.exchange.set_table(table([(1, 10), (2, 10)]), NodeNumber(1));
+    assert_eq!(node.exchange.connections.poll_close(), Some((gone, Closing::Gone)));
+    assert_eq!(node.exchange.connections.poll_close(), None);
+}
+
+#[test]
+fn a_peer_that_answered_again_is_asked_at_once_when_it_cannot_be_reached() {
+    let mut node = Node::new(LIMITS);
+    let peer = node.peer(2);
+    (0..3).for_each(|_| is_late(&mut node, peer, true));
+    node.effects();
+    node.pass(ms(1_000));
+    let probe = node.probe();
+    node.probed(probe, true, true);
+    node.effects();
+    node.exchange.falls_silent(node.now, peer);
+    assert_eq!(node.probe().0, peer, "it was late before, but it is not late now");
+}
+
+#[test]
+fn a_late_answer_to_an_earlier_question_says_nothing_of_a_doubted_peer() {
+    let mut node = Node::new(LIMITS);
+    let peer = node.peer(2);
+    small_is_late(&mut node, peer, ms(50), false);
+    let first = node.probe();
+    node.probed(first, true, true);
+    small_is_late(&mut node, peer, ms(50), false);
+    let second = node.probe();
+    node.probed(first, false, false);
+    assert_eq!((node.effects(), node.is_left_out(peer)), (vec![], false));
+    node.probed(second, false, false);
+    assert!(node.is_left_out(peer));
+}
