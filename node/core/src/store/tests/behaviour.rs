@@ -7,7 +7,7 @@ use larder_protocol::{Chain, ChainError, Fingerprint};
 use larder_protocol::HitPolicy;
 
 use super::*;
-use crate::store::{Refused, slab::Bytes};
+use crate::store::{Keeper, Leased, Refused, slab::Bytes};
 
 const BUSY: Refused = Refused::Busy { what: Scarce::Memory, retry_after_ms: 5 };
 
@@ -451,4 +451,93 @@ fn no_tenant_can_leave_another_without_pins_or_namespaces() {
     assert_eq!(refusals, [Refused::TooManySessionNamespaces]);
     let spec = NamespaceSpec { layout: "another".into(), ..spec() };
     assert!(f.store.register(other, "b", &spec, &[0], &[BLOCK]).is_ok());
+}
+
+#[test]
+fn a_reservation_of_which_its_session_was_not_told_counts_no_more() {
+    let mut f = Fixture::new(StoreLimits { max_reserved_bytes: 2 * BLOCK, ..limits(8, 8) });
+    for _ in 0..3 {
+        let chain = f.chain("ab");
+        let reserved = f.store.reserve(f.session, f.namespace, &chain, 0, NOW).unwrap();
+        f.store.withdraw(f.session, reserved.reservation).unwrap();
+    }
+    assert_eq!(f.store.usage().bytes.used, 0);
+    f.store.assert_consistent();
+}
+
+#[test]
+fn a_chunk_has_the_priority_with_which_it_was_reserved() {
+    let mut f = Fixture::new(StoreLimits { policy: PolicyName::Priority, ..limits(8, 2) });
+    for (word, priority) in [("a", 1), ("b", 0), ("c", 0)] {
+        if word == "c" {
+            let leased = f.lease("a");
+            f.store.release(f.session, leased.lease).unwrap();
+        }
+        let chain = f.chain(word);
+        let reserved = f.store.reserve(f.session, f.namespace, &chain, priority, NOW).unwrap();
+        let order = f.store.begin_commit(f.session, reserved.reservation, &[0], &[0]).unwrap();
+        assert_eq!(f.store.finish_commit(order.order, Some(sums(&order))), 1);
+    }
+    assert_eq!(["a", "b", "c"].map(|word| f.found(word)), [1, 0, 1]);
+}
+
+#[test]
+fn a_process_that_was_gone_before_its_last_session_is_forgotten_with_it() {
+    let mut f = Fixture::new(limits(8, 8));
+    f.store.process_gone(ProcessId(0));
+    f.store.close_session(f.session);
+    assert_eq!(f.store.usage().lingering_processes, 0);
+}
+
+#[test]
+fn room_is_made_for_new_chunks_below_the_low_watermark() {
+    let mut f = Fixture::new(StoreLimits {
+        capacity_chunks: None,
+        high_watermark_bytes: 8 * BLOCK,
+        low_watermark_bytes: 4 * BLOCK,
+        tenant_bytes: vec![u64::MAX],
+        ..limits(16, 16)
+    });
+    ('a'..='h').for_each(|letter| f.put(&letter.to_string()));
+    assert_eq!(f.store.usage().cached_chunks, 8);
+    f.put("xy");
+    assert_eq!(f.store.usage().cached_chunks, 4);
+    f.store.assert_consistent();
+}
+
+#[test]
+fn a_session_that_may_lease_no_more_hears_that_there_is_nothing_to_lease() {
+    let mut f = Fixture::new(StoreLimits { max_leased_blocks: 1, ..limits(8, 8) });
+    f.put("a");
+    assert_eq!(f.lease("a").chunks, 1);
+    assert_eq!(f.lease("x"), Leased::default());
+    let chain = f.chain("a");
+    let refused = f.store.lease(f.session, f.namespace, &chain);
+    assert!(matches!(refused, Err(Refused::Busy { what: Scarce::Claims, .. })), "{refused:?}");
+}
+
+#[test]
+fn a_key_comes_once_in_a_flat_chain_whether_it_is_known_or_not() {
+    let flat = NamespaceSpec { flat: true, ..spec() };
+    let mut f = Fixture::with_spec(limits(8, 8), &flat);
+    let twice = Chain::flat(f.root, vec![name("a"), name("a")]);
+    let refused = Some(Refused::Chain(ChainError::Duplicate { hash: name("a") }));
+    assert_eq!(f.store.find(f.session, f.namespace, &twice).err(), refused);
+    let once = Chain::flat(f.root, vec![name("a")]);
+    let reserved = f.store.reserve(f.session, f.namespace, &once, 0, NOW).unwrap();
+    let order = f.store.begin_commit(f.session, reserved.reservation, &[0], &[0]).unwrap();
+    f.store.finish_commit(order.order, Some(sums(&order)));
+    assert_eq!(f.store.find(f.session, f.namespace, &twice).err(), refused);
+}
+
+#[test]
+fn a_chunk_stays_as_long_as_its_longest_pin() {
+    let mut f = Fixture::new(limits(8, 8));
+    f.put("a");
+    let chain = f.chain("a");
+    for duration_ms in [5_000, 2_000] {
+        f.store.pin(f.session, f.namespace, &chain, duration_ms, NOW).unwrap();
+    }
+    let stays = f.store.stays(&f.fingerprint(), &chain.hashes);
+    assert_eq!(stays[0].keeper, Keeper::Pin(5_000));
 }

@@ -549,3 +549,17 @@ fn a_chunk_used_often_enough_that_found_the_line_full_is_written_when_it_is_evic
     assert_eq!(f.store.usage().disk.unwrap().chunks, 8, "and none of those that were used once");
     f.store.assert_consistent();
 }
+
+#[test]
+fn only_chunks_that_were_read_in_memory_are_used_on_disk_when_they_leave() {
+    let mut f = Fixture::new(with_disk(16, 1, WritePolicy::WriteThrough));
+    f.put("a");
+    f.write_all();
+    f.put("b");
+    f.write_all();
+    assert_eq!(f.store.take_touched(), []);
+    let leased = f.lease("b");
+    f.store.release(f.session, leased.lease).unwrap();
+    f.put("c");
+    assert_eq!(f.store.take_touched(), [f.key("b")]);
+}

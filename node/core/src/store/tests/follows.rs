@@ -1,6 +1,7 @@
 //! Tests of chunks that are read layer by layer while they are being written.
 
 use larder_protocol::handoff::HandOver;
+use larder_protocol::limits::MAX_FRAME_DESCRIPTORS;
 
 use super::*;
 use crate::store::ChangeKind;
@@ -607,4 +608,76 @@ fn tell(store: &mut Store, follow: u64) -> Vec<(u32, &'static str, u64)> {
         }
     };
     store.take_told().into_iter().map(what).collect()
+}
+
+#[test]
+fn a_follow_that_waits_for_a_later_attempt_waits_on_while_an_earlier_one_writes() {
+    let mut w = World::new();
+    let follow = w.start(w.reader, "ab", false, 2).unwrap().follow;
+    let first = w.reserve_attempt(w.f.session, "ab", 1).unwrap();
+    w.hand_over(&first, 0, 1);
+    assert_eq!(w.progress(follow), (2, 0, false));
+    let second_writer = join(&mut w.f, 2, &layered());
+    let second = w.reserve_attempt(second_writer, "ab", 2).unwrap();
+    let order = w.f.store.begin_layers(second_writer, &layers_of(&second, 0, 1)).unwrap();
+    assert!(w.f.store.finish_layers(order.order, Some(layer_sums(&order))));
+    assert_eq!(w.progress(follow), (2, 1, false));
+    w.f.store.close_session(second_writer);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn an_attempt_ends_no_writing_that_is_no_attempt() {
+    let mut w = World::new();
+    let first = w.reserve("a");
+    assert!(w.reserve_attempt(w.reader, "a", 1).unwrap().chunks.is_empty());
+    w.hand_over(&first, 0, LAYERS);
+    w.commit(&first);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_follow_that_ended_counts_no_more_for_its_session() {
+    let mut w = World::with(StoreLimits { max_leased_blocks: 2, ..shared_limits(8) });
+    for _ in 0..3 {
+        let follow = w.follow("ab");
+        assert!(w.start(w.reader, "x", false, 0).is_err(), "the session may lease no more");
+        w.f.store.release(w.reader, follow).unwrap();
+    }
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_fetched_chunk_that_a_vanished_reader_was_shown_is_quarantined_when_it_comes() {
+    let mut w = World::new();
+    let FollowStarted { follow, wanted } = w.start(w.reader, "a", true, 0).unwrap();
+    w.f.store.layers_came(wanted[0].fetch, wanted[0].number, 0, 0, BLOCK, 7);
+    assert!(w.f.store.show_followed(w.reader, follow).unwrap().is_some());
+    w.f.store.close_session(w.reader);
+    w.f.store.fetched(wanted[0].fetch, Some(came()), Some(ChangeKind::Gained));
+    assert_eq!(w.f.store.usage().bytes.quarantined, BLOCK);
+    w.f.store.process_gone(ProcessId(1));
+    assert_eq!(w.f.store.usage().bytes.quarantined, 0);
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_follow_loses_the_chunks_whose_extents_do_not_fit_into_an_answer() {
+    let extents = 2 * MAX_FRAME_DESCRIPTORS as u32;
+    let mut w = World::with(StoreLimits {
+        extent_bytes: BLOCK,
+        extents,
+        capacity_chunks: Some(1_000),
+        ..shared_limits(0)
+    });
+    let hashes = (0..140_u8).map(|n| ChunkHash([n; 32])).collect();
+    let chain = Chain::from_root(w.f.root, hashes);
+    let (session, namespace) = (w.f.session, w.f.namespace);
+    w.f.store.reserve(session, namespace, &chain, 0, NOW).unwrap();
+    let ask = FollowRequest { namespace, chain: &chain, from_peer: false, attempt: 0, patience_ms: PATIENCE };
+    let follow = w.f.store.follow(w.reader, ask, NOW).unwrap().follow;
+    assert_eq!(w.progress(follow), (140, 0, false));
+    let shown = w.f.store.show_followed(w.reader, follow).unwrap().expect("all have slots");
+    assert_eq!((shown.chunks as usize, shown.places.len()), (MAX_FRAME_DESCRIPTORS, MAX_FRAME_DESCRIPTORS));
+    assert_eq!(w.progress(follow), (shown.chunks, 0, false));
 }

@@ -4,10 +4,13 @@ use larder_protocol::PoolSet;
 use larder_protocol::peer::Room;
 use larder_protocol::table::{Holder, NodeNumber};
 
-use super::super::{Came, Granted, PeerStoreLimits, Source, StoreLimits, Wanted};
+use super::super::{
+    Came, DiskStoreLimits, Granted, PeerStoreLimits, Source, StoreLimits, Wanted, WritePolicy,
+};
 use super::*;
 use crate::placement::{PlacementRule, Saves, Stake, Worth};
 use crate::store::ChangeKind;
+use crate::store::ids::Below;
 
 const OTHER: NodeNumber = NodeNumber(2);
 
@@ -421,4 +424,79 @@ fn copies_that_go_without_a_search_for_copies_are_forgotten() {
     }
     let remembered = f.store.tenants.of(TenantId(0)).copies.remembered();
     assert!(remembered <= 1_025, "{remembered}");
+}
+
+#[test]
+fn a_copy_that_was_used_goes_after_one_that_was_not() {
+    let mut f = by_worth(3);
+    f.comes("a", true);
+    f.passes(10);
+    f.comes("b", true);
+    f.put("c");
+    f.passes(1_000);
+    let leased = f.lease("a");
+    f.store.release(f.session, leased.lease).unwrap();
+    f.put("d");
+    assert_eq!(["a", "b", "c", "d"].map(|word| f.found(word)), [1, 0, 1, 1]);
+}
+
+#[test]
+fn how_long_an_evicted_copy_stayed_says_nothing_of_how_long_only_copies_stay() {
+    let mut f = by_worth(1);
+    f.comes("a", true);
+    f.passes(1_000);
+    f.put("b");
+    assert_eq!((f.found("a"), f.store.keeps_ms()), (0, u64::MAX));
+    f.passes(1_000);
+    f.put("c");
+    assert_eq!((f.found("b"), f.store.keeps_ms()), (0, 1_000));
+}
+
+#[test]
+fn a_chunk_that_waited_for_a_disk_that_closed_is_an_only_copy() {
+    let disk = DiskStoreLimits {
+        write: WritePolicy::WriteThrough,
+        write_after_uses: 2,
+        max_waiting_bytes: 4 * BLOCK,
+        max_reading_bytes: 4 * BLOCK,
+    };
+    let mut f = Fixture::new(StoreLimits { disk: Some(disk), ..by_worth(1).store.limits.clone() });
+    f.put("a");
+    f.store.disk_closed();
+    f.passes(1_000);
+    f.other_has_free_room();
+    f.put("b");
+    assert_eq!(f.forwards(), [name("a")]);
+}
+
+#[test]
+fn a_copy_is_not_written_to_disk_since_its_holder_decides_that() {
+    let disk = DiskStoreLimits {
+        write: WritePolicy::WriteThrough,
+        write_after_uses: 2,
+        max_waiting_bytes: 4 * BLOCK,
+        max_reading_bytes: 4 * BLOCK,
+    };
+    let mut f = Fixture::new(StoreLimits { disk: Some(disk), ..by_worth(4).store.limits.clone() });
+    f.comes("a", true);
+    assert!(f.store.next_write(Below::Disk).is_none());
+    f.comes("b", false);
+    assert!(f.store.next_write(Below::Disk).is_some());
+}
+
+#[test]
+fn an_offered_chunk_that_a_session_asked_for_on_its_way_is_as_new_as_any_that_is_read() {
+    let mut f = by_worth(2);
+    let worth = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 1_000);
+    f.passes(5_000);
+    let wanted = f.store.take_in(&f.fingerprint(), f.chain("a").chunk(0), worth).unwrap();
+    let chain = f.chain("a");
+    let gathered = f.store.gather(f.session, f.namespace, &chain, &[PEER]).unwrap();
+    assert!(gathered.wanted.is_empty(), "it is on its way already");
+    f.store.fetched(wanted.fetch, Some(came()), Some(ChangeKind::Gained));
+    let leased = f.store.finish_gather(gathered.gather).unwrap();
+    f.store.release(f.session, leased.lease).unwrap();
+    assert_eq!((leased.chunks, f.store.forwards().taken_in), (1, 0));
+    let stays = f.store.stays(&f.fingerprint(), &chain.hashes);
+    assert_eq!(stays[0].idle_ms, 0);
 }

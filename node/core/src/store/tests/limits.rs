@@ -1,6 +1,7 @@
 //! Tests of limits that change while the store is in use.
 
 use super::*;
+use crate::store::Refused;
 
 #[test]
 fn a_smaller_capacity_evicts_at_once_and_a_larger_one_gives_room() {
@@ -60,4 +61,14 @@ fn what_cannot_change_stays_as_it_is() {
     f.store.assert_consistent();
     assert_eq!(f.found("abcdefghijkl"), 12);
     assert!(!f.store.trusts_engines());
+}
+
+#[test]
+fn limits_that_name_a_tenant_that_left_do_not_bring_it_back() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.store.tenants_are(&[u64::MAX, 0], &[]);
+    f.store.change_limits(&limits(16, 16));
+    let session = f.store.open_session(TenantId(1), ProcessId(1), 1 << 20);
+    let registered = f.store.register(session, "b", &spec(), &[0], &[BLOCK]);
+    assert!(matches!(registered, Err(Refused::Unknown { what: "tenant", .. })), "{registered:?}");
 }

@@ -3,7 +3,10 @@
 use larder_protocol::PoolSet;
 use larder_protocol::session::{Span, Tier};
 
-use super::super::{Came, DiskStoreLimits, Granted, GrantedBlock, PeerStoreLimits, StoreLimits, WritePolicy};
+use super::super::{
+    Came, DiskStoreLimits, Granted, GrantedBlock, Leaving, ObjectStoreLimits, PeerStoreLimits, StoreLimits,
+    WritePolicy,
+};
 use super::pools::hybrid;
 use super::*;
 use crate::store::ChangeKind;
@@ -263,4 +266,68 @@ fn a_ticket_tells_of_legal_boundaries_alone() {
     let leased = f.store.finish_gather(gathered.gather).unwrap();
     assert_eq!((leased.chunks, leased.places.len()), (2, 3));
     f.store.assert_consistent();
+}
+
+#[test]
+fn a_pool_that_is_added_here_makes_a_chunk_of_another_node_a_chunk_of_this_one() {
+    let spec = hybrid(&[HitPolicy::All, HitPolicy::Last], 1);
+    let mut f = Fixture::with_spec(with_disk(8, WritePolicy::WriteThrough), &spec);
+    let chain = f.chain("a");
+    let gathered = f.store.gather(f.session, f.namespace, &chain, &[PEER]).unwrap();
+    let came = Came {
+        checksums: vec![Checksums::default()],
+        pools: PoolSet::first(1),
+        reads: 1,
+        is_on_disk_elsewhere: true,
+        is_stored: false,
+        is_copy: true,
+    };
+    f.store.fetched(gathered.wanted[0].fetch, Some(came), Some(ChangeKind::Gained));
+    assert_eq!(f.store.finish_gather(gathered.gather).unwrap().chunks, 0, "it has no state");
+    let is_copy = |f: &Fixture| f.store.index.iter_from(0).any(|(_, _, chunk)| chunk.is_copy());
+    assert!(is_copy(&f) && f.write_hybrid().is_empty(), "the other node has it on disk");
+    f.put_pools("a", &[2]);
+    assert!(!is_copy(&f));
+    assert_eq!(f.write_hybrid(), [(name("a"), 2, true)]);
+}
+
+#[test]
+fn an_object_that_lacks_a_pool_is_replaced() {
+    let object = ObjectStoreLimits {
+        write: Some(WritePolicy::WriteThrough),
+        write_after_uses: 2,
+        max_waiting_bytes: 100 * BLOCK,
+        max_reading_bytes: 100 * BLOCK,
+    };
+    let limits = StoreLimits { object: Some(object), ..limits(64, 8) };
+    let mut f = Fixture::with_spec(limits, &hybrid(&[HitPolicy::All, HitPolicy::Last], 1));
+    let upload = |f: &mut Fixture| {
+        let write = f.store.next_write(Below::Object)?;
+        f.store.written(write.write, true);
+        Some(write.blocks.len())
+    };
+    f.put_pools("a", &[0]);
+    let first = f.store.next_write(Below::Object).unwrap();
+    f.put_pools("a", &[2]);
+    f.store.written(first.write, true);
+    assert_eq!(upload(&mut f), Some(2), "the state came while the chunk was being uploaded");
+    f.put_pools("b", &[0]);
+    assert_eq!(upload(&mut f), Some(1));
+    f.put_pools("b", &[2]);
+    assert_eq!(upload(&mut f), Some(2), "the state came afterwards");
+    assert_eq!(upload(&mut f), None);
+}
+
+#[test]
+fn a_chunk_whose_record_lacks_a_pool_moves_when_its_node_leaves() {
+    let spec = hybrid(&[HitPolicy::All, HitPolicy::Last], 1);
+    let mut f = Fixture::with_spec(with_disk(8, WritePolicy::WriteThrough), &spec);
+    f.put_pools("a", &[0]);
+    f.write_hybrid();
+    let id = f.store.by_worth()[0];
+    assert_eq!(f.store.leaving(id, true), Leaving::KeptBelow);
+    f.put_pools("a", &[2]);
+    assert!(matches!(f.store.leaving(id, true), Leaving::Moves { .. }));
+    f.write_hybrid();
+    assert_eq!(f.store.leaving(id, true), Leaving::KeptBelow);
 }

@@ -192,3 +192,19 @@ fn a_lease_that_may_announce_no_more_extents_ends_at_a_legal_boundary_before() {
     let next = f.store.lease(f.session, f.namespace, &chain).unwrap();
     assert_eq!((next.chunks, next.places.len()), (140, 141), "what was announced before need not be again");
 }
+
+#[test]
+fn no_pool_is_added_to_a_chunk_that_is_being_verified_and_none_is_verified_while_a_pool_is_added() {
+    let mut f = Fixture::with_spec(limits(16, 16), &hybrid(&[HitPolicy::All, HitPolicy::Last], 1));
+    f.put_pools("a", &[0]);
+    let verify =
+        |f: &mut Fixture| f.store.begin_verify(&f.store.fingerprint(f.namespace).unwrap(), &name("a"));
+    let order = verify(&mut f).expect("it is whole");
+    assert!(f.try_reserve("a", &[2]).unwrap().chunks.is_empty());
+    f.store.finish_verify(order.verify, Some(&[0]));
+    let state = f.try_reserve("a", &[2]).unwrap();
+    assert_eq!(state.chunks, [0]);
+    assert!(verify(&mut f).is_none());
+    f.commit(&state);
+    assert_eq!(verify(&mut f).map(|order| order.blocks.len()), Some(2));
+}

@@ -3,6 +3,7 @@
 use larder_protocol::purge::{NamespaceName, PurgeCounts, PurgeMode, PurgeScope};
 
 use super::gathers::shared;
+use super::pools::hybrid;
 use super::*;
 use crate::store::ids::ChunkKey;
 use crate::store::{PurgedKeys, Refused};
@@ -271,3 +272,30 @@ fn a_tenant_that_comes_again_by_the_same_name_begins_anew() {
 
 const OPTIONS: LookupOptions<'static> =
     LookupOptions { elsewhere: &[], prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
+
+#[test]
+fn a_purge_takes_all_chunks_that_continue_a_chunk_which_is_not_here() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("ab");
+    f.put("ac");
+    let fingerprint = f.store.fingerprint(f.namespace).unwrap();
+    assert!(f.store.give_up(&fingerprint, &[name("a")]).is_empty());
+    let scope = PurgeScope::Chunks(f.name_of_namespace(), vec![name("a")]);
+    assert_eq!(f.purge(&scope).memory_chunks, 2);
+    assert_eq!((f.holds("ab"), f.holds("ac"), f.used()), (false, false, 0));
+}
+
+#[test]
+fn a_purged_chunk_to_which_a_pool_was_being_added_is_not_kept() {
+    let spec = hybrid(&[HitPolicy::All, HitPolicy::Last], 1);
+    let mut f = Fixture::with_spec(limits(16, 16), &spec);
+    f.put_pools("a", &[0]);
+    let whole = f.whole();
+    f.store.begin_purge(1, whole.clone());
+    let state = f.try_reserve("a", &[2]).unwrap();
+    let removed = f.store.purge_page(&whole, PurgeMode::Remove, 0);
+    assert_eq!(removed.counts.memory_chunks, 1);
+    let order = f.store.begin_commit(f.session, state.reservation, &state.chunks, &[0]).unwrap();
+    assert_eq!(f.store.finish_commit(order.order, Some(sums(&order))), 0);
+    assert_eq!((f.holds("a"), f.used()), (false, 0));
+}

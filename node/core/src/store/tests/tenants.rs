@@ -274,3 +274,25 @@ fn a_new_model_takes_the_place_of_the_model_that_no_session_has_used_for_the_lon
     );
     assert_eq!(f.store.namespaces().find(|known| known.sessions > 0).map(|known| known.chunks), Some(1));
 }
+
+#[test]
+fn a_new_model_takes_the_place_of_no_model_of_another_tenant() {
+    let mut f = Fixture::new(limits(2_000, 2_000));
+    let model = |number: u32| NamespaceSpec { layout: format!("l{number}"), ..spec() };
+    let put = |f: &mut Fixture, tenant: u16, number: u32| {
+        let session = f.store.open_session(TenantId(tenant), ProcessId(number + 1), 1 << 20);
+        let name_of_tenant = ["a", "b"][usize::from(tenant)];
+        let registered = f.store.register(session, name_of_tenant, &model(number), &[0], &[BLOCK]).unwrap();
+        let chain = Chain::from_root(registered.root, vec![name("x")]);
+        let reserved = f.store.reserve(session, registered.namespace, &chain, 0, NOW).unwrap();
+        let order = f.store.begin_commit(session, reserved.reservation, &[0], &[0]).unwrap();
+        f.store.finish_commit(order.order, Some(sums(&order)));
+        f.store.close_session(session);
+    };
+    put(&mut f, 1, 0);
+    // One more than a tenant may have, with the namespace of the fixture.
+    (0..512).for_each(|number| put(&mut f, 0, number));
+    let has = |fingerprint| f.store.namespaces().any(|known| known.fingerprint == fingerprint);
+    assert!(has(model(0).fingerprint("b")), "it is the oldest, and not this tenant's");
+    assert!(!has(model(0).fingerprint("a")) && has(model(511).fingerprint("a")));
+}
