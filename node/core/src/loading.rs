@@ -270,4 +270,13 @@ mod tests {
             "one after the other they do"
         );
     }
+
+    #[test]
+    fn what_was_ordered_first_is_measured_from_its_order_on() {
+        let mut meter = Meter::default();
+        meter.ordered(MIB, Duration::ZERO);
+        meter.ordered(MIB, Duration::from_millis(500));
+        meter.delivered(2 * MIB, Duration::from_secs(1));
+        assert_eq!(meter.bytes_per_second(), Some((2 * MIB) as f64));
+    }
 }

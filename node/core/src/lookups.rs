@@ -318,4 +318,43 @@ mod tests {
         ]);
         assert_eq!(log.last(&LookupFilter { most: 1, ..LookupFilter::default() })[0].outcomes, expected);
     }
+
+    #[test]
+    fn failures_before_a_lookup_do_not_explain_it() {
+        let mut log = Lookups::default();
+        log.note(lookup(1, "a"));
+        log.did_not_come(ChunkHash([1; 32]), NotDelivered::Broken);
+        let number = log.note(lookup(2, "b"));
+        log.delivered(number, 1, false);
+        let expected = [ChunkOutcome::Found(Tier::Peer), ChunkOutcome::BehindGap(Tier::Peer)];
+        assert_eq!(
+            log.last(&LookupFilter { most: 1, ..LookupFilter::default() })[0].outcomes,
+            runs_of(expected)
+        );
+    }
+
+    #[test]
+    fn no_chunk_of_a_refused_lookup_is_said_to_be_found() {
+        let mut log = Lookups::default();
+        let (found, behind) = (ChunkOutcome::Found(Tier::Host), ChunkOutcome::BehindGap(Tier::Peer));
+        let outcomes = runs_of([found, ChunkOutcome::Absent, behind]);
+        let number = log.note(LookupRecord { outcomes, ..lookup(3, "a") });
+        log.refused(number, &Refused::OutOfOrder);
+        let record = log.last(&LookupFilter { most: 1, ..LookupFilter::default() }).remove(0);
+        assert!(record.refused.is_some());
+        assert_eq!(
+            record.outcomes,
+            runs_of([ChunkOutcome::Refused, ChunkOutcome::Absent, ChunkOutcome::Refused])
+        );
+    }
+
+    #[test]
+    fn a_tenants_lookups_are_shown_alone() {
+        let mut log = Lookups::default();
+        for tenant in [0, 1, 0] {
+            log.note(LookupRecord { tenant: TenantId(tenant), ..lookup(1, "a") });
+        }
+        let of = |tenant| LookupFilter { tenant: Some(TenantId(tenant)), most: 9, ..LookupFilter::default() };
+        assert_eq!([0, 1, 2].map(|tenant| log.last(&of(tenant)).len()), [2, 1, 0]);
+    }
 }

@@ -280,4 +280,22 @@ mod tests {
         (0..MOST_LOOKUPS + 3).for_each(|_| past.note(&hashes[..1], about.clone()));
         assert_eq!((past.lookups().count(), past.bytes()), (MOST_LOOKUPS, 8 * MOST_LOOKUPS as u64));
     }
+
+    #[test]
+    fn lookups_of_several_actors_are_played_in_the_order_of_their_times() {
+        let in_order: Vec<PastLookup> = (0..80).map(|at| lookup(at, &[100 + at / 20])).collect();
+        let (mut by_actor, others): (Vec<_>, Vec<_>) =
+            in_order.iter().cloned().partition(|lookup| lookup.at.0 % 2 == 1);
+        by_actor.extend(others);
+        assert_eq!(play(by_actor, 1, PolicyName::Lru), play(in_order, 1, PolicyName::Lru));
+    }
+
+    #[test]
+    fn chunks_have_the_size_that_most_chunks_have_not_most_lookups() {
+        let small = |at, chunk| PastLookup { chunk_tokens: 32, ..lookup(at, &[chunk]) };
+        let long: Vec<u64> = (0..10).collect();
+        let lookups = vec![small(1, 90), small(2, 91), small(3, 92), lookup(4, &long), lookup(5, &long)];
+        let played = play(lookups, 16, PolicyName::Lru).unwrap();
+        assert_eq!((played.chunk_tokens, played.left_out_lookups), (16, 3));
+    }
 }

@@ -103,3 +103,17 @@ fn an_admin_pins_what_is_here_and_ends_the_pin_once() {
     let again = w.core.pin_for_admin(AdminPin::End(pinned.pin), Millis(0));
     assert_eq!(again, Err(Refused::UnknownPin(pinned.pin)));
 }
+
+#[test]
+fn a_tail_of_a_prompt_counts_with_the_chunks_before_it_and_is_not_kept_for_other_caches() {
+    let mut w = World::new(PEERS);
+    w.put("ab");
+    let found = Found { tokens: 16, spans: Vec::new(), pin: None };
+    let ask = Lookup { chain: w.chain("abc").part(1, 3), prompt_tokens: u64::MAX, ..w.ask("abc") };
+    let session = w.session;
+    let lookup = w.core.looked_up(session, &ask, &found).unwrap();
+    assert_eq!((lookup.is_whole(), lookup.prompt_tokens), (false, 64), "as the whole prompt would");
+    assert_eq!(w.core.past(), []);
+    w.core.looked_up(session, &w.ask("abc"), &found).unwrap();
+    assert_eq!(w.core.past().len(), 1);
+}

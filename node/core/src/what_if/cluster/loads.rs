@@ -145,4 +145,12 @@ mod tests {
         nodes.recomputed(1, HALF_LIFE_MS, 2);
         assert_eq!(nodes.choose(HALF_LIFE_MS), 0);
     }
+
+    #[test]
+    fn tokens_that_are_reported_late_fade_from_the_newest_time() {
+        let mut nodes = LeastRecomputed::new(1);
+        nodes.recomputed(0, 2 * HALF_LIFE_MS, 100);
+        nodes.recomputed(0, 0, 100);
+        assert_eq!(nodes.tokens_at(0, 2 * HALF_LIFE_MS), 200.0);
+    }
 }
