@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use larder_core::store::Checksums;
@@ -242,7 +242,7 @@ fn import(from: &Bytes, to: &Destination) -> Checksums {
 fn work(jobs: &Mutex<Receiver<CopyJob>>, idle: &AtomicUsize, panics: &AtomicU64) {
     loop {
         idle.fetch_add(1, Ordering::Relaxed);
-        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let job = larder_net::lock(jobs).recv();
         idle.fetch_sub(1, Ordering::Relaxed);
         let Ok(job) = job else { return };
         // A panicking order leaves unknown bytes only in its own place, and its sender never hears that the place is done.

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use larder_protocol::describe::{Describe, Described};
 use larder_protocol::{ChunkHash, Fingerprint};
@@ -159,7 +159,7 @@ impl Descriptions {
 
 impl SharedDescriptions {
     fn lock(&self) -> MutexGuard<'_, KnownDescriptions> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        larder_net::lock(&self.known)
     }
 }
 

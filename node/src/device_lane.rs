@@ -14,11 +14,12 @@ mod words;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use larder_core::store::ids::SessionId;
 use larder_device::thread::{Busy, DeviceReport};
 use larder_device::{Device, DeviceError, DeviceThread, Order, OrderNumber};
+use larder_net::lock;
 use tokio::sync::{mpsc, oneshot};
 
 pub use devices::Devices;
@@ -242,9 +243,4 @@ impl DeviceLane {
         };
         DeviceThread::start(&format!("larder-device-{}", self.place.device), self.orders, open, hear)
     }
-}
-
-/// Locks, whether or not an earlier holder panicked: after such a panic the device is lost.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

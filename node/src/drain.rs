@@ -14,7 +14,7 @@
 mod heard;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use actix::Addr;
@@ -109,7 +109,7 @@ impl Drains {
     }
 
     fn limits(&self) -> MutexGuard<'_, (Duration, u64)> {
-        self.0.limits.lock().unwrap_or_else(PoisonError::into_inner)
+        larder_net::lock(&self.0.limits)
     }
 
     /// Carries out an admin's command, and reports the drain's progress.
@@ -371,7 +371,7 @@ impl Drains {
     }
 
     fn state(&self) -> MutexGuard<'_, DrainCourse> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        larder_net::lock(&self.0.state)
     }
 }
 

@@ -68,7 +68,7 @@ pub(crate) async fn fill(
     blocking(move || {
         let here = Mutex::new(Vec::new());
         arena::fill(&limits, &|extent, memory| {
-            here.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&memory));
+            larder_net::lock(&here).push(Arc::downgrade(&memory));
             progress.add(limits.extent.bytes);
             // The channel has room for every extent: an error means that the actor is gone.
             arrivals.try_send((extent, memory)).is_ok()

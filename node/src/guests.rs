@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -31,7 +31,7 @@ impl Guests {
 
     /// Takes a place, if one is free.
     pub(crate) fn enter(&self, address: IpAddr) -> Option<Guest> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = larder_net::lock(&self.known);
         if known.values().sum::<usize>() >= self.all
             || known.get(&address).is_some_and(|&guests| guests >= self.from_one_address)
         {
@@ -55,7 +55,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        let mut known = self.all.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = larder_net::lock(&self.all.known);
         if let Some(guests) = known.get_mut(&self.address) {
             *guests -= 1;
             if *guests == 0 {

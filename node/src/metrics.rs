@@ -8,7 +8,7 @@ mod rates;
 pub mod table;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use larder_net::http::Connections;
 use larder_net::metrics::{Part as _, ProcessMetrics, TracingMetrics};
@@ -138,7 +138,7 @@ impl Metrics {
 
     fn of_namespace(&self, tenant: &str, fingerprint: &str) -> NamespaceMetrics {
         let key = (tenant.to_owned(), fingerprint.to_owned());
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default() += 1;
+        *larder_net::lock(&self.known).entry(key).or_default() += 1;
         let asked = |preempted| self.value.tokens_asked.with_label_values(&[tenant, fingerprint, preempted]);
         let hit = |preempted| {
             HIT_TIERS.map(|tier| {
@@ -158,7 +158,7 @@ impl Metrics {
 
     /// Removes the counters of a namespace, unless another actor knows the namespace.
     fn forget(&self, NamespaceMetrics { tenant, fingerprint, .. }: &NamespaceMetrics) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = larder_net::lock(&self.known);
         let key = (tenant.clone(), fingerprint.clone());
         let actors = known.get(&key).map_or(0, |actors| actors.saturating_sub(1));
         if actors > 0 {

@@ -4,7 +4,7 @@
 //! removes the objects. While a purge is open, none of its chunks is brought from elsewhere. It stays open while the admin purges
 //! other nodes too: until the admin ends it, or is silent for `SILENCE`.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use actix::Addr;
@@ -336,7 +336,7 @@ impl Purges {
     }
 
     fn last(&self) -> MutexGuard<'_, Purge> {
-        self.0.last.lock().unwrap_or_else(PoisonError::into_inner)
+        larder_net::lock(&self.0.last)
     }
 }
 

@@ -14,7 +14,7 @@
 mod fetch;
 
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use actix::Recipient;
@@ -114,7 +114,7 @@ impl NodeMap {
 
     fn note(&self, device: u16, fingerprint: &Fingerprint, hash: &ChunkHash, is_held: bool) {
         let key = self.key(fingerprint, hash);
-        let mut shard = self.shard(key).lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shard = larder_net::lock(self.shard(key));
         let devices = shard.entry(key).or_default();
         if is_held {
             *devices |= 1 << device;
@@ -128,7 +128,7 @@ impl NodeMap {
 
     fn forget(&self, device: u16) {
         for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut shard = larder_net::lock(shard);
             shard.retain(|_, devices| {
                 *devices &= !(1 << device);
                 *devices != 0
@@ -138,7 +138,7 @@ impl NodeMap {
 
     fn devices(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Devices {
         let key = self.key(fingerprint, hash);
-        let shard = self.shard(key).lock().unwrap_or_else(PoisonError::into_inner);
+        let shard = larder_net::lock(self.shard(key));
         shard.get(&key).copied().unwrap_or(0)
     }
 

@@ -31,7 +31,7 @@ pub mod warnings;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Locks a mutex whose holders leave nothing half done: a holder's panic does not stop the other holders.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

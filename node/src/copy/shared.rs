@@ -1,8 +1,8 @@
 //! One copy by several threads: each takes the next layer range that nobody has taken.
 
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use larder_core::store::Checksums;
 use larder_protocol::checksum::block_ranges;
@@ -63,7 +63,7 @@ impl SharedCopy {
             Checksums::of(&to.key, sums.by_ref().take(block_ranges(to.bytes, to.range_bytes).count()))
         });
         let checksums = checksums.collect();
-        if let Some(done) = self.done.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(done) = larder_net::lock(&self.done).take() {
             // If nobody waits any more, there is nobody to tell.
             drop(done.send(checksums));
         }

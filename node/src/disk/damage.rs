@@ -1,6 +1,6 @@
 //! The damage that a tier found on its drive, as operators are told of it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::clock::Clock;
@@ -46,7 +46,7 @@ impl FoundDamage {
     }
 
     fn lock(&self) -> MutexGuard<'_, Found> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+        larder_net::lock(&self.found)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The tenants of the namespaces on disk, as the actor and its disk thread share them.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use larder_protocol::Fingerprint;
 
@@ -42,6 +42,6 @@ impl Owners {
 
     fn tenants(&self) -> MutexGuard<'_, Tenants> {
         // Each change is one call, so that a panic leaves no half of one.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        larder_net::lock(&self.0)
     }
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::rc::{Rc, Weak};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use larder_core::exchange::{Closing, ConnectionId, Dialler, PeerId};
@@ -83,7 +83,7 @@ impl ConnectedPeers {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        larder_net::lock(&self.0)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use larder_core::exchange::{Turn, Wanted};
@@ -39,13 +39,13 @@ impl Report {
     }
 
     pub(super) fn is(&self, came: Vec<Arrival>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).came = Some(came);
+        larder_net::lock(&self.0).came = Some(came);
     }
 
     /// Waits until nobody waits for the report.
     async fn is_unwanted(&self) {
         poll_fn(|context| {
-            let mut pending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut pending = larder_net::lock(&self.0);
             pending.done.as_mut().map_or(Poll::Pending, |done| done.poll_closed(context))
         })
         .await;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use larder_core::exchange::{ExchangeLimits, Outgoing};
@@ -64,7 +64,7 @@ impl Common {
 
     /// The bounds on what this node sends.
     pub(super) fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
-        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+        larder_net::lock(&self.outgoing)
     }
 
     /// Time since the node started.
@@ -74,28 +74,28 @@ impl Common {
 
     /// The counter of bytes that come from a node over TCP.
     pub(super) fn came_over_tcp(&self, name: &str) -> Arc<AtomicU64> {
-        let mut over_tcp = self.over_tcp.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut over_tcp = larder_net::lock(&self.over_tcp);
         Arc::clone(over_tcp.entry(name.to_owned()).or_default())
     }
 
     /// Bytes that came from a node over TCP so far. While their number grows, the node's process is alive.
     pub(super) fn bytes_over_tcp(&self, name: &str) -> u64 {
-        let over_tcp = self.over_tcp.lock().unwrap_or_else(PoisonError::into_inner);
+        let over_tcp = larder_net::lock(&self.over_tcp);
         over_tcp.get(name).map_or(0, |came| came.load(Ordering::Relaxed))
     }
 
     /// From now on, metrics name the members of this table.
     pub(super) fn set_table(&self, table: &Table) {
         let members: BTreeSet<String> = table.members.iter().map(|member| member.name.clone()).collect();
-        let mut over_tcp = self.over_tcp.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut over_tcp = larder_net::lock(&self.over_tcp);
         over_tcp.retain(|name, came| members.contains(name) || Arc::strong_count(came) > 1);
         drop(over_tcp);
-        *self.members.lock().unwrap_or_else(PoisonError::into_inner) = members;
+        *larder_net::lock(&self.members) = members;
     }
 
     /// The name of a node in metrics.
     pub(super) fn metrics_name<'a>(&self, name: &'a str) -> &'a str {
-        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        let members = larder_net::lock(&self.members);
         if members.contains(name) { name } else { OTHER }
     }
 }

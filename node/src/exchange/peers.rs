@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use larder_core::exchange::{BusyPause, Effect, Exchange, NoPeer, PeerId, RequestId};
@@ -80,7 +80,7 @@ impl SilentPeers {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<NodeNumber>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        larder_net::lock(&self.0)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use larder_core::placement::{Served, Worth};
@@ -40,26 +40,26 @@ struct Heard {
 impl Rooms {
     /// Notes the worth of an actor's next victim.
     pub fn is_worth(&self, device: u16, least: Worth) {
-        self.0.own.lock().unwrap_or_else(PoisonError::into_inner).insert(device, least.0);
+        larder_net::lock(&self.0.own).insert(device, least.0);
     }
 
     /// The actor of this node whose next victim is worth least, and that worth.
     #[must_use]
     pub fn cheapest_actor(&self) -> Option<(u16, Worth)> {
-        let own = self.0.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = larder_net::lock(&self.0.own);
         own.iter().min_by_key(|&(_, &least)| least).map(|(&device, &least)| (device, Worth(least)))
     }
 
     /// Counts bytes of blocks that this node sends to others.
     pub fn sends(&self, bytes: u64, now: Duration) {
-        let mut served = self.0.served.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut served = larder_net::lock(&self.0.served);
         served.sent(bytes, now.as_millis() as u64);
     }
 
     /// Bytes of blocks a second that this node has sent to others lately.
     #[must_use]
     pub fn served(&self, now: Duration) -> u64 {
-        let served = self.0.served.lock().unwrap_or_else(PoisonError::into_inner);
+        let served = larder_net::lock(&self.0.served);
         served.bytes_a_second(now.as_millis() as u64)
     }
 
@@ -70,7 +70,7 @@ impl Rooms {
             return;
         }
         let is_like = |one: u64, other: u64| one.abs_diff(other) <= one / SAME_SHARE;
-        let mut heard = self.0.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut heard = larder_net::lock(&self.0.heard);
         if let Some(last) = heard.get_mut(&node)
             && is_like(last.room.least, room.least)
             && is_like(last.room.served, room.served)
@@ -90,7 +90,7 @@ impl Rooms {
         if last == *seen {
             return Vec::new();
         }
-        let heard = self.0.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let heard = larder_net::lock(&self.0.heard);
         let newer = heard.iter().filter(|(_, heard)| heard.news > *seen);
         let newer: Vec<_> = newer.map(|(&node, heard)| (node, heard.room)).collect();
         *seen = last;

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -113,7 +113,7 @@ impl Replay {
 
     /// Keeps a message.
     pub(super) fn keep(&self, message: Old) {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).add(message);
+        larder_net::lock(&self.kept).add(message);
     }
 
     /// Waits for the next request for a snapshot.
@@ -205,7 +205,7 @@ async fn answer(
 ) -> io::Result<()> {
     match request {
         Request::From(number, topic) => {
-            let messages = kept.lock().unwrap_or_else(PoisonError::into_inner).from(number, &topic);
+            let messages = larder_net::lock(kept).from(number, &topic);
             send(writer, messages.into_iter()).await
         }
         Request::Snapshot(topic) => {

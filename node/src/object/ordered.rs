@@ -2,7 +2,7 @@
 //! forgotten it since, after a fault.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use larder_core::store::ids::ChunkKey;
@@ -48,7 +48,7 @@ impl OrderedWrites {
     }
 
     fn numbered(&self) -> MutexGuard<'_, Numbered> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        larder_net::lock(&self.0)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The `object_store` crate does not tell this header, so the connector reads it beside the crate.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -37,7 +37,7 @@ impl AskedPause {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        larder_net::lock(&self.0)
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::stream::poll_fn;
@@ -218,7 +218,7 @@ impl ObjectTier {
     #[must_use]
     pub fn trouble(&self) -> Option<Trouble> {
         let is_closed = self.is_closed(Side::Reading) || self.is_closed(Side::Writing);
-        let last = || self.said.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let last = || larder_net::lock(&self.said.trouble).clone();
         is_closed.then(last).flatten()
     }
 

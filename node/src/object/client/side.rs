@@ -1,7 +1,6 @@
 //! The separate health of reading and of writing: when the store was heard last, and when it is left alone.
 
 use std::cell::{Cell, RefCell};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -176,7 +175,7 @@ impl Client {
             self.put_off(side);
             let name = side.name();
             tracing::error!(%trouble, side = name, "the object store fails: the node leaves it alone, and tries again later");
-            *self.said.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble.clone());
+            *larder_net::lock(&self.said.trouble) = Some(trouble.clone());
             self.said.closed[side as usize].store(true, Ordering::Release);
             self.metrics.closed(side);
             self.side(side).opened.notify_one();
