@@ -25,6 +25,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use devices::Devices;
 pub(crate) use refused::DeviceCopyRefused;
 use regions::Regions;
+pub(crate) use tensors::ClosedAside;
 pub(crate) use words::{WORD_BYTES, Words};
 
 use crate::host::{CpuSet, PciAddress};

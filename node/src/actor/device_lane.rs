@@ -13,7 +13,7 @@ use larder_protocol::session::Response;
 
 use super::answer::PendingRequest;
 use super::{Answer, GpuActor};
-use crate::device_lane::{DeviceCopyRefused, WORD_BYTES, Words};
+use crate::device_lane::{ClosedAside, DeviceCopyRefused, WORD_BYTES, Words};
 
 impl GpuActor {
     /// Registers an engine's tensors with the device. An error is the answer to a request that is refused at once.
@@ -26,6 +26,7 @@ impl GpuActor {
         asked: PendingRequest,
         ctx: &mut Context<Self>,
     ) -> Result<(), Answer> {
+        let descriptors = ClosedAside(descriptors);
         let facts = self.core.may_know_tensors(session, ask.namespace, ask.block.into())?;
         let (answered, words) = self.device_lane.register(session, ask, descriptors, facts)?;
         let finish = answered.into_actor(self).map(move |known, actor: &mut Self, _| {

@@ -8,12 +8,32 @@ use larder_core::store::BlockFacts;
 use larder_core::store::ids::SessionId;
 use larder_device::layout::{Dim, LayoutSpec, Plane};
 use larder_device::{DeviceError, EngineMemory, PagedLayout, TensorsId};
+use larder_net::blocking::aside;
 use larder_protocol::lane::{IpcMemory, RegisterTensors, TensorDim, TensorLayout, TensorMemory, TensorPlane};
 use larder_protocol::limits::MAX_TENSOR_REGIONS;
 use larder_protocol::session::{Busy, Response, Scarce};
 use tokio::sync::oneshot::Receiver;
 
 use super::{DeviceCopyRefused, DeviceLane, Regions, Words};
+
+/// Descriptors of an engine. If the registration is refused, they are closed on another thread: the last descriptor of memory
+/// frees the memory, and that takes time.
+pub(crate) struct ClosedAside<T: Send + 'static>(pub(crate) Vec<T>);
+
+impl<T: Send + 'static> ClosedAside<T> {
+    fn take(&mut self) -> Vec<T> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl<T: Send + 'static> Drop for ClosedAside<T> {
+    fn drop(&mut self) {
+        let descriptors = self.take();
+        if !descriptors.is_empty() {
+            aside(move || drop(descriptors));
+        }
+    }
+}
 
 /// The device's answer to a registration.
 type Registered = Receiver<Result<Tensors, DeviceCopyRefused>>;
@@ -26,11 +46,11 @@ impl DeviceLane {
         &mut self,
         session: SessionId,
         ask: RegisterTensors,
-        descriptors: Vec<OwnedFd>,
+        descriptors: ClosedAside<OwnedFd>,
         facts: BlockFacts,
     ) -> Result<(Registered, Arc<Words>), Response> {
         let RegisterTensors { namespace, block, layout, memory } = ask;
-        let (memory, words) = (engine_memory(&memory, descriptors)?, self.words(session)?);
+        let (mut memory, words) = (engine_memory(&memory, descriptors)?, self.words(session)?);
         let shared = words.host_memory();
         let answered = self.call(move |device, regions: &mut Regions| {
             let check = |bytes: &[u64]| {
@@ -42,7 +62,7 @@ impl DeviceLane {
                 let (block_bytes, block_layers) = (facts.bytes, facts.layers);
                 Err(DeviceCopyRefused::Block { pages_bytes, layers, block_bytes, block_layers })
             };
-            let (TensorsId(id), layout) = regions.register(device, session, shared, check, memory)?;
+            let (TensorsId(id), layout) = regions.register(device, session, shared, check, memory.take())?;
             let LayoutSpec { pages, pages_per_chunk, .. } = *layout.spec();
             Ok(Tensors { id, namespace, block: block.into(), facts, pages, pages_per_chunk })
         });
@@ -55,16 +75,16 @@ impl DeviceLane {
 /// An engine's memory, each piece with its size in bytes.
 fn engine_memory(
     memory: &[TensorMemory],
-    descriptors: Vec<OwnedFd>,
-) -> Result<Vec<(EngineMemory, u64)>, DeviceCopyRefused> {
+    mut descriptors: ClosedAside<OwnedFd>,
+) -> Result<ClosedAside<(EngineMemory, u64)>, DeviceCopyRefused> {
     if memory.len() > MAX_TENSOR_REGIONS {
         return Err(DeviceCopyRefused::TooManyRegions { most: MAX_TENSOR_REGIONS });
     }
     let regions = memory.iter().filter(|memory| matches!(memory, TensorMemory::Descriptor(_))).count();
-    if descriptors.len() != regions {
-        return Err(DeviceCopyRefused::Descriptors { found: descriptors.len(), regions });
+    if descriptors.0.len() != regions {
+        return Err(DeviceCopyRefused::Descriptors { found: descriptors.0.len(), regions });
     }
-    let mut descriptors = descriptors.into_iter();
+    let mut descriptors = descriptors.take().into_iter();
     let one = |memory: &TensorMemory| match *memory {
         TensorMemory::Ipc(IpcMemory { handle, offset, bytes }) => {
             Some((EngineMemory::Ipc { handle, offset, bytes }, bytes))
@@ -73,7 +93,7 @@ fn engine_memory(
             descriptors.next().map(|descriptor| (EngineMemory::Descriptor { descriptor, bytes }, bytes))
         }
     };
-    Ok(memory.iter().filter_map(one).collect())
+    Ok(ClosedAside(memory.iter().filter_map(one).collect()))
 }
 
 /// The layout in a session's message, unchecked.

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 
-use rustix::fs::fstatfs;
+use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, statx};
 use tokio::net::UnixStream;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -55,11 +55,38 @@ impl Drop for Connection {
     }
 }
 
-/// Whether closing this descriptor never waits for anybody: it is memory, a device or an anonymous file of the kernel.
+/// Whether closing this descriptor never waits for anybody: it is memory, a device or an anonymous file of the kernel. The check
+/// itself waits for nobody either: unlike `fstatfs` and a plain `fstat`, it asks no server of a file system.
 pub(super) fn closes_at_once(descriptor: &OwnedFd) -> bool {
-    let system = fstatfs(descriptor).map(|system| system.f_type as u32);
-    system.is_ok_and(|system| MEMORY_AND_DEVICES.contains(&system))
+    // Only files in memory have seals.
+    if fcntl_get_seals(descriptor).is_ok() {
+        return true;
+    }
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    statx(descriptor, "", flags, StatxFlags::TYPE).is_ok_and(|status| {
+        // Anonymous inodes and DMA buffers have no type.
+        matches!(
+            FileType::from_raw_mode(status.stx_mode.into()),
+            FileType::CharacterDevice | FileType::Unknown
+        )
+    })
 }
 
-/// The magic numbers of tmpfs (also of `memfd_create` and of `/dev`), ramfs, hugetlbfs, anonymous inodes and DMA buffers.
-const MEMORY_AND_DEVICES: [u32; 5] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6, 0x0904_1934, 0x444d_4142];
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn memory_and_devices_close_at_once_files_and_sockets_may_not() {
+        let memory = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
+        let device = std::fs::File::open("/dev/null").unwrap().into();
+        let anonymous = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        assert!([memory, device, anonymous].iter().all(closes_at_once));
+        let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap().into();
+        let (socket, _other_end) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(![file, OwnedFd::from(socket)].iter().any(closes_at_once));
+    }
+}

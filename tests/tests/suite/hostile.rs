@@ -1,7 +1,8 @@
 //! Engines that break the rules: each gets a clear error or leaves a quarantine, the node lives, nobody else notices, and memory
 //! that somebody could still touch is not reused.
 
-use std::io::Write as _;
+use std::io::{IoSlice, Write as _};
+use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -18,9 +19,11 @@ use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
 use larder_tests::raw::{RawSession, commit, hello, register, reserve};
 use larder_tests::wait;
 use rkyv::util::AlignedVec;
+use rustix::cmsg_space;
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use rustix::io::{Errno, pwrite};
 use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{ENGINE, Engine, LARDER};
@@ -189,19 +192,24 @@ fn a_descriptor_whose_close_blocks_holds_nobody_up() {
     let (node, innocent) = stage();
     let pid = Pid::from_raw(node.pid() as i32).unwrap();
     let mut unread = Vec::new();
-    for after_hello in [false, true] {
+    // More than any frame may have, too: the kernel would close those for which the node has no room.
+    for (after_hello, descriptors) in [false, true].into_iter().flat_map(|after| [(after, 1), (after, 200)]) {
         let mut session = RawSession::connect(&node.socket("default")).unwrap();
         if after_hello {
             session.ask(&hello()).unwrap();
         }
         let (lingers, other_end) = lingering();
         unread.push(other_end);
+        let sent = vec![lingers.as_fd(); descriptors];
+        let mut space = vec![MaybeUninit::uninit(); cmsg_space!(ScmRights(descriptors))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&sent)));
+        let header = FrameHeader { payload_bytes: 16, descriptors: 1, request: 9 }.encode();
         // The node stands still until this process has closed the descriptor: so the node's is the last.
         kill_process(pid, Signal::STOP).unwrap();
-        let mut writer = FrameWriter::new();
-        writer.push_response(9, &Response::Unpinned, vec![lingers]).unwrap();
-        writer.flush(session.socket().as_fd()).unwrap();
-        drop(writer);
+        let bytes = [IoSlice::new(&header), IoSlice::new(&[0; 16])];
+        sendmsg(session.socket(), &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
+        drop(lingers);
         kill_process(pid, Signal::CONT).unwrap();
         let (code, _) = last_words(&mut session).expect("the node says why");
         assert_eq!(code, RefusalCode::Protocol);

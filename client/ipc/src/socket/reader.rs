@@ -151,7 +151,7 @@ impl FrameReader {
 
     fn receive_with(&mut self, socket: BorrowedFd<'_>, flags: RecvFlags) -> io::Result<usize> {
         self.make_room()?;
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FRAME_DESCRIPTORS))];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_SENT_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let room = &mut self.buffer[self.unread.end..];
         let received = retry_on_intr(|| {
@@ -246,3 +246,7 @@ const LARGEST_BUFFER_BYTES: usize = HEADER_BYTES + MAX_FRAME_BYTES;
 
 /// A frame that has partly arrived may have its descriptors here, and so may the frame after it.
 const MAX_UNCLAIMED_DESCRIPTORS: usize = 2 * MAX_FRAME_DESCRIPTORS;
+
+/// The kernel's limit for one `sendmsg` (`SCM_MAX_FD`). The kernel closes descriptors for which there is no room, on the receiving
+/// thread, and a close may block.
+const MAX_SENT_DESCRIPTORS: usize = 253;
