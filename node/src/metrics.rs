@@ -235,6 +235,9 @@ mod tests {
         };
         actor.looked_up(&lookup);
         actor.looked_up(&LookedUp { ask: &Lookup { skip_read: true, ..ask.clone() }, ..lookup });
+        let mut other = metrics.of_actor(1, None);
+        other.know(3, "team", "00ff");
+        assert_eq!((actor.tokens(), other.tokens()), ((100, 112), (0, 0)), "only one actor was asked");
         actor.count(&Counted::Avoided(3, 0.5));
         let evictions = Evictions { watermark: 5, ..Evictions::default() };
         actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));

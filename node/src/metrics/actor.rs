@@ -24,6 +24,8 @@ pub struct ActorMetrics {
     /// The usage that was counted already.
     counted: Usage,
     namespaces: HashMap<u32, NamespaceMetrics>,
+    /// Prompt tokens asked and hit so far. The counters of namespaces are those of all actors.
+    tokens: (u64, u64),
     rates: Rates,
     requests: HashMap<(&'static str, Outcome), (IntCounter, Histogram)>,
     /// Bytes leased and committed.
@@ -96,6 +98,7 @@ impl Metrics {
             device,
             counted: Usage::default(),
             namespaces: HashMap::new(),
+            tokens: (0, 0),
             requests: HashMap::new(),
         }
     }
@@ -129,10 +132,13 @@ impl ActorMetrics {
         }
         let preempted = usize::from(ask.preempted);
         counters.asked[preempted].inc_by(prompt_tokens);
+        self.tokens.0 += prompt_tokens;
         for (counter, tier) in counters.hit[preempted].iter().zip(HIT_TIERS) {
             let spans = found.spans.iter().filter(|span| span.tier == tier);
             let chunks: u64 = spans.map(|span| u64::from(span.to - span.from)).sum();
-            counter.inc_by(chunks * u64::from(chunk_tokens));
+            let tokens = chunks * u64::from(chunk_tokens);
+            counter.inc_by(tokens);
+            self.tokens.1 += tokens;
         }
         let (tokens_asked, tokens_hit) = (prompt_tokens, found.tokens);
         let asked = Lookup { usable, chunk_tokens, tokens_asked, tokens_hit };
@@ -141,10 +147,8 @@ impl ActorMetrics {
 
     /// Prompt tokens asked and hit so far.
     #[must_use]
-    pub fn tokens(&self) -> (u64, u64) {
-        let namespaces = || self.namespaces.values();
-        let asked = namespaces().flat_map(|counters| &counters.asked).map(IntCounter::get).sum();
-        (asked, namespaces().flat_map(|counters| counters.hit.as_flattened()).map(IntCounter::get).sum())
+    pub const fn tokens(&self) -> (u64, u64) {
+        self.tokens
     }
 
     /// Counts a request.

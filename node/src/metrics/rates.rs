@@ -4,7 +4,7 @@
 //! gauges of a namespace are removed when another namespace gets its number. Namespaces share no chunk, so a tenant's tokens are
 //! the sum of its namespaces' tokens.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use larder_core::Millis;
 use prometheus::{Gauge, GaugeVec, IntGaugeVec};
@@ -36,6 +36,8 @@ pub(super) struct Rates {
     tenant_tokens: IntGaugeVec,
     device: String,
     namespaces: HashMap<u32, Namespace>,
+    /// The tenants whose rates are shown.
+    shown: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -53,6 +55,7 @@ impl Rates {
             tenant_tokens: tenants.window_tokens.clone(),
             device: device.to_owned(),
             namespaces: HashMap::new(),
+            shown: BTreeSet::new(),
         }
     }
 
@@ -86,11 +89,14 @@ impl Rates {
                 *tenants.entry((tenant.clone(), window.as_str())).or_default() += tokens;
             }
         }
+        let shown = tenants.keys().map(|(tenant, _)| tenant.clone()).collect();
+        let before = std::mem::replace(&mut self.shown, shown);
+        before.difference(&self.shown).for_each(|tenant| self.forget(tenant));
         let rates = |((tenant, window), tokens): ((String, &'static str), Tokens)| {
             let labels = [tenant.as_str(), &self.device, window];
             set(self.of_tenants.each_ref().map(|g| g.with_label_values(&labels)), tokens);
             let Tokens { asked, hit, reusable } = tokens;
-            for (which, tokens) in [("asked", asked), ("hit", hit), ("reusable", reusable)] {
+            for (which, tokens) in TOKENS.into_iter().zip([asked, hit, reusable]) {
                 let labels = [tenant.as_str(), &self.device, window, which];
                 self.tenant_tokens.with_label_values(&labels).set(tokens.try_into().unwrap_or(i64::MAX));
             }
@@ -104,7 +110,22 @@ impl Rates {
         };
         tenants.into_iter().map(rates).collect()
     }
+
+    /// Removes the gauges of a tenant without namespaces.
+    fn forget(&self, tenant: &str) {
+        for window in Period::ALL.map(Period::as_str) {
+            let labels = [tenant, &self.device, window];
+            // An error means that the gauge is not there, as wanted.
+            self.of_tenants.iter().for_each(|gauges| _ = gauges.remove_label_values(&labels));
+            for which in TOKENS {
+                _ = self.tenant_tokens.remove_label_values(&[tenant, &self.device, window, which]);
+            }
+        }
+    }
 }
+
+/// The kinds of tokens of lookups in a window.
+const TOKENS: [&str; 3] = ["asked", "hit", "reusable"];
 
 fn set([real, infinite]: [Gauge; 2], tokens: Tokens) {
     real.set(tokens.hit_rate());
@@ -162,6 +183,17 @@ mod tests {
             r#"larder_tenant_window_tokens{device="0",tenant="red",tokens="hit",window="10m"} 320"#
         ));
         assert!(text.contains(r#"larder_hit_rate{device="0",namespace="01",tenant="red",window="1h"} 0"#));
+    }
+
+    #[test]
+    fn a_tenant_whose_namespaces_gave_their_numbers_to_others_has_no_gauges_left() {
+        let (registry, mut rates) = rates();
+        for tenant in ["red", "blue"] {
+            rates.know(0, tenant, "00");
+            assert!(rates.observe(Millis(0)).iter().all(|row| row.tenant == tenant));
+        }
+        let text = text(&registry);
+        assert!(!text.contains("red") && text.contains("blue"), "{text}");
     }
 
     #[test]
