@@ -18,13 +18,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use actix::Addr;
 use actix_rt::Arbiter;
 use actix_web::web::{Data, ServiceConfig};
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use larder_net::audit::{self, Audit};
 use larder_net::blocking::{blocking, try_blocking};
 use larder_net::line_file::last_lines;
 use larder_net::reload::ReloadTimes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use self::actors::{NodeParts, find_gpus, memory_is_there, start_actors};
 pub use self::error::ServeError;
@@ -91,13 +92,40 @@ pub async fn run_on(
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<Ended, ServeError> {
+    let (stop, (begun, has_begun)) = (stop.shared(), oneshot::channel());
+    let serving = start_and_serve(devices, limits, reloadable, on_ready, (begun, stop.clone()));
+    tokio::select! {
+        ended = serving => ended,
+        // A drive or folder that hangs may keep the node from serving for ever.
+        () = stopped_before(has_begun, stop) => {
+            tracing::info!("the node stops before it serves");
+            Ok(Ended::Stopped)
+        }
+    }
+}
+
+/// Ready if the node is told to stop before the start is over.
+async fn stopped_before(start_is_over: oneshot::Receiver<()>, stop: impl Future<Output = ()>) {
+    tokio::select! {
+        biased;
+        Ok(()) = start_is_over => std::future::pending().await,
+        () = stop => {}
+    }
+}
+
+async fn start_and_serve(
+    devices: Devices,
+    limits: Limits,
+    reloadable: Option<Reloadable>,
+    on_ready: impl FnOnce(Ready),
+    (begun, stop): (oneshot::Sender<()>, impl Future<Output = ()>),
+) -> Result<Ended, ServeError> {
     let (clock, reload_times) = (Clock::start(), reloadable.as_ref().map(Reloadable::times));
     find_gpus(&devices, &limits.actors).await?;
     raise_open_files();
     let metrics: SharedMetrics = Arc::new(Metrics::new()?);
     let (listener, http) = bind(limits.http_listen)?;
-    let sockets = sockets_of(&limits);
-    let tenants_here = Tenants::default();
+    let (sockets, tenants_here) = (sockets_of(&limits), Tenants::default());
     let state = new_state(&limits, &tenants_here, &metrics, clock);
     // Health checks are answered from here on: a large arena takes long to make.
     let (server, serving) = serve_http(listener, http, Arc::clone(&state))?;
@@ -125,6 +153,8 @@ pub async fn run_on(
     let purges = Purges::new(clock, audit.clone());
     purges.begin(&addresses, stored);
     let by_admins = (&reloads, &purges, &state);
+    // An error: the node is told to stop at this very moment, and drops this future.
+    _ = begun.send(());
     let drains = join_cluster(cluster.as_mut(), &limits, &addresses, http, by_admins).await;
     let tenants = (tenants_here, change_tenants);
     let reloading =
@@ -386,3 +416,20 @@ pub const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// How often the node checks that no actor has ended.
 const ACTORS_LOOKED_AT: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_node_that_is_told_to_stop_ends_at_once_as_long_as_it_starts() {
+        let (begun, has_begun) = oneshot::channel();
+        stopped_before(has_begun, ready(())).await;
+        assert!(begun.send(()).is_err());
+        let (begun, has_begun) = oneshot::channel();
+        begun.send(()).unwrap();
+        assert!(stopped_before(has_begun, ready(())).now_or_never().is_none(), "later it ends in order");
+    }
+}
