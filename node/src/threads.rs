@@ -24,6 +24,11 @@ impl From<JoinHandle<()>> for Joined {
 }
 
 impl Joined {
+    /// Whether the thread has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Lets the thread go on alone.
     pub(crate) fn leave(mut self) {
         self.0 = None;

@@ -29,11 +29,12 @@ use super::record::format_folder;
 use super::store::{self, Opened};
 use super::trouble::TroubleKind;
 use super::{BlockId, ObjectOptions, OpenError, Trouble, leftovers};
+use crate::clock::Clock;
 use crate::disk::{ReadAnswer, ReadOrder, Refused, WriteAnswer, WriteOrder};
 use crate::threads::{self, Joined};
 
-/// An open object tier. Dropping it waits until every order is done, which takes no longer than their deadline and one upload. A
-/// purge, which has no deadline, ends early.
+/// An open object tier. Dropping it waits until every order is done, which takes no longer than their deadline and one upload, but
+/// not for a folder that hangs. A purge, which has no deadline, ends early.
 ///
 /// Completions come on channels of their own and cannot be refused. An error of such a channel means that the order
 /// panicked: a bug is in the log, and the order's places must not be used again.
@@ -43,7 +44,7 @@ pub struct ObjectTier {
     /// A queue of its own: questions do not wait behind blocks. Nor do their requests, see [`Client`].
     finds: Sender<ObjectJob>,
     ordered: OrderedWrites,
-    _thread: Joined,
+    _thread: Ending,
     said: Arc<StoreNews>,
     deadline: Duration,
     metrics: ObjectMetrics,
@@ -60,6 +61,29 @@ pub(super) struct StoreNews {
     pub(super) pause: AskedPause,
     /// Whether the tier is being dropped.
     pub(super) stops: AtomicBool,
+}
+
+/// Waits for the tier's thread when dropped, but not for ever.
+struct Ending {
+    thread: Option<Joined>,
+    /// How long the orders may take.
+    within: Duration,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        let clock = Clock::start();
+        while !thread.is_over() {
+            if clock.elapsed() > self.within {
+                tracing::warn!(
+                    "the object store does not answer: the object tier ends without its last orders"
+                );
+                return thread.leave();
+            }
+            std::thread::sleep(LOOK_AT_END);
+        }
+    }
 }
 
 impl Drop for ObjectTier {
@@ -141,7 +165,8 @@ impl ObjectTier {
             // A file system that hangs keeps the threads that wait for it, but nobody waits for these threads.
             runtime.shutdown_timeout(LAST_WAIT);
         });
-        let thread = thread.map_err(OpenError::Thread)?.into();
+        let within = options.deadline + MOST_PATIENCE;
+        let thread = Ending { thread: Some(thread.map_err(OpenError::Thread)?.into()), within };
         let opened = opens.recv();
         opened.unwrap_or_else(|_| Err(OpenError::Thread(io::Error::other("the object thread panicked"))))?;
         let deadline = options.deadline;
@@ -349,3 +374,9 @@ const START_WAIT: Duration = Duration::from_secs(2);
 
 /// How long a tier that ends waits for threads that a file system holds up. Every order has its answer by then.
 const LAST_WAIT: Duration = Duration::from_secs(1);
+
+/// How long the last uploads may take when the tier ends, beyond the orders' deadline.
+const MOST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often an ending tier looks at its thread.
+const LOOK_AT_END: Duration = Duration::from_millis(5);

@@ -65,6 +65,23 @@ fn a_tier_over_a_file_system_that_hangs_ends() {
 }
 
 #[test]
+fn a_tier_whose_store_holds_the_bytes_of_an_upload_for_ever_ends() {
+    let store = Faulty::default();
+    let opened = (Arc::new(store.clone()) as Arc<dyn ObjectStore>, Path::from(PREFIX));
+    let options = ObjectOptions { deadline: Duration::from_secs(1), ..options("memory:///") };
+    let tier = ObjectTier::start(opened, &options, metrics()).unwrap();
+    store.faults().holds = Duration::from_secs(86_400);
+    let written = tier.write(Slots::new().write_order(single(1))).unwrap();
+    let (ended, ends) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(tier);
+        ended.send(()).unwrap();
+    });
+    ends.recv_timeout(Duration::from_secs(60)).unwrap();
+    drop(written);
+}
+
+#[test]
 fn a_name_tells_version_namespace_chunk_and_block() {
     let key = ObjectKey { chunk: TestChunk(1).key(), block: BlockId { slice: 12, pool: 3 } };
     let name = record::name(&Path::from("a/b"), &key);
