@@ -13,7 +13,7 @@ use crate::Core;
 use crate::event::FetchFailure;
 use crate::outcome::runs_of;
 use crate::store::ids::TenantId;
-use crate::store::{OtherNamespace, Refused, RememberedEvictions};
+use crate::store::{OtherNamespace, Refused, RememberedEvictions, absent_of};
 use crate::time::Millis;
 
 pub use crate::outcome::{ChunkOutcome, NotDelivered, OutcomeRun};
@@ -97,10 +97,14 @@ impl Core {
     /// Explains the last lookups that pass the filter, the newest first.
     #[must_use]
     pub fn explain_lookups(&self, filter: &LookupFilter) -> ExplainedLookups {
+        let mut likes = HashMap::new();
         let with_others = |record: LookupRecord| {
-            let LookupRecord { fingerprint, hashes, outcomes, .. } = &record;
-            let others = self.store.others_if_missing(fingerprint, hashes, outcomes);
-            (record, others)
+            let like = || self.store.like(&record.fingerprint);
+            let others = absent_of(&record.hashes, &record.outcomes).map(|hash| {
+                let like = likes.entry(record.fingerprint).or_insert_with(like);
+                self.store.others_among(like, hash)
+            });
+            (record, others.unwrap_or_default())
         };
         let records = self.lookups.last(filter).into_iter().map(with_others).collect();
         ExplainedLookups { records, evictions: self.store.remembered_evictions() }

@@ -83,6 +83,7 @@ use tenants::Tenants;
 pub use checksums::{Checksums, Ranges};
 pub use commit::{BlockMove, CommitOrder};
 pub use disk::{DiskStoreLimits, DiskUsage};
+pub(crate) use explain::absent_of;
 pub use explain::{ExplainedChain, OtherNamespace};
 pub use follow::{
     FollowNews, FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News,

@@ -159,6 +159,8 @@ pub(super) async fn lookups(state: &HttpState, arguments: &Arguments) -> Result<
     let shows_hashes = filter.request.is_some() || filter.trace_id.is_some();
     let most = filter.most;
     let now = Now::of(state);
+    // Never an error: nobody closes the semaphore.
+    let searching = SEARCHES.acquire().await;
     let seen = state.ask_actors(move |actor| actor.core.explain_lookups(&filter)).await;
     let seen: Vec<(u16, ExplainedLookups)> = seen.collect();
     let tenant = |tenant| state.tenant(tenant);
@@ -171,8 +173,6 @@ pub(super) async fn lookups(state: &HttpState, arguments: &Arguments) -> Result<
         .collect();
     let memories: Vec<(u16, RememberedEvictions)> =
         seen.into_iter().map(|(device, seen)| (device, seen.evictions)).collect();
-    // Never an error: nobody closes the semaphore.
-    let searching = SEARCHES.acquire().await;
     let shown = try_blocking(move || {
         // The search goes on if the asker goes away, and keeps its place until it ends.
         let _searching = searching;
@@ -202,10 +202,10 @@ pub(super) async fn explain(state: &HttpState, body: &[u8]) -> Result<Vec<ChainS
     let hashes: Vec<ChunkHash> = asked.hashes.iter().map(parse).collect::<Result<_, _>>()?;
     let now = Now::of(state);
     let asked = hashes.clone();
-    let seen = state.ask_actors(move |actor| actor.core.store().explain(&fingerprint, &asked)).await;
-    let seen: Vec<(u16, ExplainedChain)> = seen.collect();
     // Never an error: nobody closes the semaphore.
     let searching = SEARCHES.acquire().await;
+    let seen = state.ask_actors(move |actor| actor.core.store().explain(&fingerprint, &asked)).await;
+    let seen: Vec<(u16, ExplainedChain)> = seen.collect();
     let shown = try_blocking(move || {
         // The search goes on if the asker goes away, and keeps its place until it ends.
         let _searching = searching;

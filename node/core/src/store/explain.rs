@@ -25,6 +25,13 @@ pub struct OtherNamespace {
     pub has_chunk: Option<bool>,
 }
 
+/// A namespace that resembles another one.
+pub(crate) struct Like {
+    /// Its number, if equal tokens have equal hashes in both.
+    hashed: Option<NamespaceId>,
+    namespace: OtherNamespace,
+}
+
 /// The chunks of a prompt that a store has, and why the others may be missing.
 #[derive(Debug, Clone)]
 pub struct ExplainedChain {
@@ -45,26 +52,14 @@ impl Store {
     #[must_use]
     pub fn explain(&self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> ExplainedChain {
         let outcomes = self.has_of(fingerprint, hashes);
+        let absent = absent_of(hashes, outcomes.as_deref().unwrap_or_default());
         ExplainedChain {
-            others: self.others_if_missing(fingerprint, hashes, outcomes.as_deref().unwrap_or_default()),
+            others: absent.map(|hash| self.others_like(fingerprint, hash)).unwrap_or_default(),
             outcomes,
             stays: self.stays(fingerprint, hashes),
             evicted_after_ms: self.evicted_after_ms(),
             evictions: self.remembered_evictions(),
         }
-    }
-
-    /// The namespaces that resemble the prompt's namespace, if a chunk of the prompt was found nowhere.
-    pub(crate) fn others_if_missing(
-        &self,
-        fingerprint: &Fingerprint,
-        hashes: &[ChunkHash],
-        outcomes: &[OutcomeRun],
-    ) -> Vec<OtherNamespace> {
-        let mut runs = OutcomeRun::with_starts(outcomes);
-        let missing = runs.find(|(_, run)| run.outcome == ChunkOutcome::Absent);
-        let missing = missing.and_then(|(from, _)| hashes.get(from as usize));
-        missing.map(|hash| self.others_like(fingerprint, hash)).unwrap_or_default()
     }
 
     /// The presence of each chunk of a prompt in the store now; `None` for an unknown namespace.
@@ -89,6 +84,11 @@ impl Store {
     /// Namespaces of the same tenant in which the store has chunks, the most similar first, and whether they have this chunk.
     #[must_use]
     pub fn others_like(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Vec<OtherNamespace> {
+        self.others_among(&self.like(fingerprint), hash)
+    }
+
+    /// Namespaces of the same tenant in which the store has chunks, the most similar first.
+    pub(crate) fn like(&self, fingerprint: &Fingerprint) -> Vec<Like> {
         let Some(number) = self.namespaces.of(fingerprint) else { return Vec::new() };
         let known = self.namespaces.get(number);
         let is_other = |other: NamespaceId| {
@@ -96,19 +96,32 @@ impl Store {
             other != number && candidate.tenant == known.tenant && !candidate.is_gone && candidate.chunks > 0
         };
         let others = self.namespaces.iter().filter(|&(other, _)| is_other(other));
-        let mut others: Vec<OtherNamespace> = others
-            .map(|(number, other)| OtherNamespace {
-                fingerprint: other.fingerprint,
-                model: other.spec.model.clone(),
-                differing: known.spec.differing(&other.spec),
-                chunks: other.chunks,
-                has_chunk: (other.spec.hash == known.spec.hash && other.spec.hash != HashAlgorithm::Larder)
-                    .then(|| self.tier_of(number, hash).is_some()),
+        let mut others: Vec<Like> = others
+            .map(|(number, other)| Like {
+                hashed: (other.spec.hash == known.spec.hash && other.spec.hash != HashAlgorithm::Larder)
+                    .then_some(number),
+                namespace: OtherNamespace {
+                    fingerprint: other.fingerprint,
+                    model: other.spec.model.clone(),
+                    differing: known.spec.differing(&other.spec),
+                    chunks: other.chunks,
+                    has_chunk: None,
+                },
             })
             .collect();
-        others.sort_by_key(|other| (other.has_chunk != Some(true), other.differing.len(), other.fingerprint));
-        others.truncate(MOST_OTHERS);
+        others.sort_by_key(|Like { namespace: other, .. }| (other.differing.len(), other.fingerprint));
         others
+    }
+
+    /// The first of these namespaces, and whether they have this chunk. Those that have it come first.
+    pub(crate) fn others_among(&self, like: &[Like], hash: &ChunkHash) -> Vec<OtherNamespace> {
+        let has_chunk = |like: &Like| Some(self.tier_of(like.hashed?, hash).is_some());
+        let mut others: Vec<(Option<bool>, &Like)> =
+            like.iter().map(|like| (has_chunk(like), like)).collect();
+        others.sort_by_key(|&(has_chunk, _)| has_chunk != Some(true));
+        others.truncate(MOST_OTHERS);
+        let other = |(has_chunk, like): (_, &Like)| OtherNamespace { has_chunk, ..like.namespace.clone() };
+        others.into_iter().map(other).collect()
     }
 
     fn tier_of(&self, number: NamespaceId, hash: &ChunkHash) -> Option<Tier> {
@@ -119,6 +132,13 @@ impl Store {
             false => None,
         }
     }
+}
+
+/// The first chunk of a prompt that was found nowhere.
+pub(crate) fn absent_of<'a>(hashes: &'a [ChunkHash], outcomes: &[OutcomeRun]) -> Option<&'a ChunkHash> {
+    let mut runs = OutcomeRun::with_starts(outcomes);
+    let (from, _) = runs.find(|(_, run)| run.outcome == ChunkOutcome::Absent)?;
+    hashes.get(from as usize)
 }
 
 /// The most namespaces in an answer.
