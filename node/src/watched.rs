@@ -55,11 +55,9 @@ impl Watch {
     }
 
     fn tell(&self, task: &'static str, panic: &(dyn Any + Send)) {
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
         tracing::error!(
             task,
-            said,
+            said = said(panic),
             "a task panicked: its work is dropped, and it begins again; a purge does not"
         );
         self.panics.with_label_values(&[task]).inc();
@@ -69,6 +67,12 @@ impl Watch {
     pub(crate) fn panics(&self, task: &'static str) -> u64 {
         self.panics.with_label_values(&[task]).get()
     }
+}
+
+/// The message of a panic.
+pub(crate) fn said(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it says nothing")
 }
 
 /// A place where a test may plant a panic.

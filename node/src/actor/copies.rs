@@ -79,8 +79,12 @@ impl GpuActor {
         match self.hands.lane.renew(renewal) {
             Ok(renewed) => {
                 self.is_renewing = true;
-                let note =
-                    renewed.into_actor(self).map(move |renewed, actor, _| actor.renewed(extent, renewed));
+                let note = renewed.into_actor(self).map(move |renewed, actor: &mut Self, ctx| {
+                    actor.guard(ctx, |actor, ctx| {
+                        actor.renewed(extent, renewed);
+                        actor.settle(ctx);
+                    });
+                });
                 // Not bound to a life: the arena needs the memory, whichever life ordered it.
                 ctx.spawn(note);
             }
@@ -97,6 +101,8 @@ impl GpuActor {
 
     fn renewed(&mut self, extent: u32, renewed: Result<Result<Arc<ExtentMemory>, MemoryError>, RecvError>) {
         self.is_renewing = false;
+        #[cfg(test)]
+        super::lives::planted();
         match renewed {
             Ok(Ok(memory)) => {
                 if let Some(failures) = self.renewal_failures.end() {

@@ -25,6 +25,7 @@ use tokio::sync::watch;
 
 use super::GpuActor;
 use super::handoff::PeerFollowers;
+use crate::watched::said;
 
 /// An actor's present life.
 pub(super) struct Lives {
@@ -135,7 +136,7 @@ impl GpuActor {
     fn begin_anew(&mut self, panic: &(dyn Any + Send), ctx: &mut Context<Self>) {
         self.lives.number += 1;
         self.lives.since = self.hands.clock.elapsed();
-        let (life, reason) = (self.lives.number, reason(panic));
+        let (life, reason) = (self.lives.number, said(panic));
         let sessions = self.core.store().open_sessions().len();
         tracing::error!(
             life,
@@ -204,12 +205,6 @@ fn plant() {
 
 #[cfg(test)]
 static PLANTED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
-
-/// The message of a panic.
-fn reason(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it says nothing")
-}
 
 /// How long engines have to unmap their extents after their sessions ended, before the extents get new memory.
 const UNMAP_TIME: Duration = Duration::from_secs(1);

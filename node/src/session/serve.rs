@@ -8,10 +8,12 @@ use std::cell::Cell;
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::{Addr, Recipient};
+use futures_util::FutureExt as _;
 use larder_core::lookups::Origin;
 use larder_core::store::ids::SessionId;
 use larder_ipc::LookOrSleep;
@@ -97,6 +99,9 @@ enum End {
     TenantLeft,
     #[error("a fault of Larder emptied the session's actor")]
     Fault,
+    #[error("a fault of Larder ended the session")]
+    #[strum(serialize = "fault")]
+    Panicked,
     #[error("the engine does not speak the session protocol: {what}")]
     #[strum(serialize = "protocol_error")]
     Protocol { number: u64, what: String },
@@ -121,7 +126,7 @@ pub(super) fn start(
                 session.sampler = sampler;
                 session.tells = Some((Arc::clone(&tenant), descriptions));
                 let end = tokio::select! {
-                    end = session.run() => end,
+                    end = AssertUnwindSafe(session.run()).catch_unwind() => end.unwrap_or(End::Panicked),
                     Ok(()) = lives.changed() => End::Fault,
                     _ = member.gone.wait_for(|gone| *gone) => End::ProcessGone,
                     _ = stopping.wait_for(|stopping| *stopping) => End::Stopping,
@@ -362,6 +367,7 @@ impl Session {
             End::Stopping => Some((0, refusal(RefusalCode::Stopping, "the node is stopping"))),
             End::TenantLeft => Some((0, refusal(RefusalCode::Stopping, TENANT_LEFT))),
             End::Fault => Some((0, refusal(RefusalCode::Internal, FAULT))),
+            End::Panicked => Some((0, refusal(RefusalCode::Internal, end))),
             End::Closed | End::ProcessGone | End::Socket(_) => None,
         };
         if let Some((number, response)) = last_words {

@@ -194,6 +194,25 @@ fn a_panic_ends_the_sessions_of_one_actor_and_the_node_goes_on() {
 }
 
 #[test]
+fn a_panic_while_an_extent_gets_new_memory_ends_a_life_and_not_the_node() {
+    let node = Node::start("");
+    let engine = node.engine(0);
+    engine.put(&prompt(b'a', 8));
+    // The engine has mapped an extent, which gets new memory after the first panic.
+    let _kept = engine.lease(&prompt(b'a', 8));
+    super::plant();
+    let chain = engine.namespace.chain(prompt(b'a', 8));
+    assert!(engine.session.lease(&engine.namespace, &chain).wait().is_err());
+    super::plant();
+    while node.metric("larder_actor_restarts_total{device=\"0\"}") < 2.0 {
+        std::thread::yield_now();
+    }
+    let again = node.engine(0);
+    again.put(&prompt(b'a', 8));
+    assert_eq!(again.get(&prompt(b'a', 8)), 8);
+}
+
+#[test]
 fn extents_that_a_gpu_pinned_are_used_again_after_a_panic() {
     let open = |_| Ok(Box::new(HostDevice::new(1, HostControl::default())) as Box<dyn Device>);
     let node = Node::with(Devices::stand_in(open), "");
