@@ -9,5 +9,5 @@ mod listen;
 mod serve;
 mod socket_file;
 
-pub use listen::{Listener, Listening, SessionActor, SessionSettings};
+pub use listen::{Listener, Listening, Places, SessionActor, SessionSettings};
 pub use socket_file::{BindError, NotASocket, check_socket_path};

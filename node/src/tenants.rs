@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::actor::tell_each;
 use crate::limits::{Limits, TenantLimits};
-use crate::session::{BindError, Listener, Listening, SessionSettings};
+use crate::session::{BindError, Listener, Listening, Places, SessionSettings};
 use crate::window::WindowBudget;
 
 /// The tenants that the node serves or served, by number. Cloning shares.
@@ -39,6 +39,7 @@ pub(crate) struct Doors {
 /// The socket of one tenant.
 struct Door {
     listening: Option<Listening>,
+    places: Places,
     windows: WindowBudget,
     /// Turns true when the tenant leaves.
     leaves: watch::Sender<bool>,
@@ -235,6 +236,7 @@ impl Doors {
         let gauge = self.settings.metrics.windows(&limits.name, limits.max_window_bytes);
         self.open.entry(number).or_insert_with(|| Door {
             listening: None,
+            places: Places::new(&self.settings.limits),
             windows: WindowBudget::new(limits.max_window_bytes, gauge),
             leaves: watch::Sender::new(false),
         });
@@ -266,7 +268,8 @@ impl Doors {
     fn listen(&mut self, number: u16, listener: Listener) {
         let Some(door) = self.open.get_mut(&number) else { return };
         let settings = self.settings.clone();
-        door.listening = Some(listener.start(settings, door.windows.clone(), door.leaves.subscribe()));
+        let (places, windows) = (door.places.clone(), door.windows.clone());
+        door.listening = Some(listener.start(settings, places, windows, door.leaves.subscribe()));
     }
 }
 

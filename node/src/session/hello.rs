@@ -43,7 +43,7 @@ struct Guest<'a> {
 }
 
 /// Reads the hello of a new connection, and starts its session. If that fails, tells the engine why, and closes the connection.
-pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings: SessionSettings) {
+pub(super) async fn open(newcomer: Newcomer, settings: SessionSettings) {
     let Newcomer { socket, mut connection, mut place, host } = newcomer;
     let mut reader = FrameReader::of_a_stranger();
     let too_late = || (0, refusal(RefusalCode::Protocol, "no hello came in time"));
@@ -56,7 +56,7 @@ pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings:
     };
     drop(place);
     let result = match hello {
-        Ok((number, hello)) => match take_place(sessions, &settings) {
+        Ok((number, hello)) => match take_place(&host, &settings) {
             Some(permit) => {
                 let guest = Guest { host: &host, hello, number };
                 welcome(&socket, &settings, &guest, permit).await
@@ -71,7 +71,9 @@ pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings:
     match result {
         Ok((actor, opened)) => begin(&actor, (socket, connection), reader, opened).await,
         Err((number, response)) => {
-            tracing::info!(tenant = &*host.name, ?response, "session refused");
+            if let Some(more) = host.places.says_refused() {
+                tracing::info!(tenant = &*host.name, ?response, more, "session refused");
+            }
             settings.metrics.session_ended(&host.name, "refused");
             say(&socket, number, &response);
             connection.closes(reader.take_unclaimed());
@@ -81,10 +83,9 @@ pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings:
 }
 
 /// A place among the tenant's sessions, and one among all sessions; `None` if there is none.
-fn take_place(sessions: Arc<Semaphore>, settings: &SessionSettings) -> Option<[OwnedSemaphorePermit; 2]> {
-    let (of_tenant, of_all) =
-        (sessions.try_acquire_owned(), Arc::clone(&settings.places).try_acquire_owned());
-    Some([of_tenant.ok()?, of_all.ok()?])
+fn take_place(host: &Host, settings: &SessionSettings) -> Option<[OwnedSemaphorePermit; 2]> {
+    let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().ok();
+    Some([take(&host.places.sessions)?, take(&settings.places)?])
 }
 
 /// Hands an open session over to its actor's thread. Ends the session if that fails.

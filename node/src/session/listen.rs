@@ -1,12 +1,15 @@
 //! One socket per tenant: a process that can open the socket acts as that tenant.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use actix::Addr;
 use actix_rt::ArbiterHandle;
 use larder_core::store::ids::TenantId;
+use larder_net::lock;
+use larder_net::seldom::Seldom;
 use larder_net::trace::Sampler;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
@@ -17,6 +20,7 @@ use super::hello::{self, Newcomer};
 use super::socket_file::{self, BindError, SocketFile};
 use crate::accept::NotAccepted;
 use crate::actor::GpuActor;
+use crate::clock::Clock;
 use crate::described::Descriptions;
 use crate::limits::SessionLimits;
 use crate::metrics::SharedMetrics;
@@ -82,10 +86,39 @@ impl Drop for CountedSession {
 pub(super) struct Host {
     pub(super) tenant: TenantId,
     pub(super) name: Arc<str>,
+    pub(super) places: Places,
     /// The budget of the tenant's write windows.
     pub(super) windows: WindowBudget,
     /// Turns true when the tenant leaves.
     pub(super) leaves: watch::Receiver<bool>,
+}
+
+/// The places of a tenant's sessions and other connections, and the lines about those that are refused. They are the same for
+/// each listener of the tenant. Cloning shares.
+#[derive(Clone)]
+pub struct Places {
+    pub(super) sessions: Arc<Semaphore>,
+    connections: Arc<Semaphore>,
+    refused: Arc<Mutex<(Clock, Seldom)>>,
+}
+
+impl Places {
+    /// Makes a tenant's places.
+    #[must_use]
+    pub fn new(limits: &SessionLimits) -> Self {
+        let (sessions, others) = (limits.max_sessions as usize, limits.max_other_connections as usize);
+        Self {
+            sessions: Arc::new(Semaphore::new(sessions)),
+            connections: Arc::new(Semaphore::new(sessions + others)),
+            refused: Arc::new(Mutex::new((Clock::start(), Seldom::new(QUIET)))),
+        }
+    }
+
+    /// The number of refusals that were not logged before this one; `None` if this one is not logged either.
+    pub(super) fn says_refused(&self) -> Option<u64> {
+        let (clock, seldom) = &mut *lock(&self.refused);
+        seldom.says(clock.elapsed())
+    }
 }
 
 /// A tenant's socket.
@@ -118,17 +151,18 @@ impl Listener {
         Self { tenant, ..self }
     }
 
-    /// Starts to accept, on the thread of the caller. The tenant's windows come from the budget `windows`; its sessions end when
-    /// `leaves` turns true.
+    /// Starts to accept, on the thread of the caller. The tenant's sessions take their `places`, and their windows from
+    /// the budget `windows`; they end when `leaves` turns true.
     #[must_use]
     pub fn start(
         self,
         settings: SessionSettings,
+        places: Places,
         windows: WindowBudget,
         leaves: watch::Receiver<bool>,
     ) -> Listening {
         let Self { tenant, name, socket, file } = self;
-        let host = Host { tenant, name: name.into(), windows, leaves };
+        let host = Host { tenant, name: name.into(), places, windows, leaves };
         Listening { file, task: actix_rt::spawn(accept(host, socket, settings)) }
     }
 }
@@ -153,20 +187,17 @@ impl Drop for Listening {
 
 /// Accepts connections forever.
 async fn accept(host: Host, socket: UnixListener, settings: SessionSettings) {
-    let SessionLimits { max_sessions, max_other_connections, .. } = settings.limits;
-    let sessions = Arc::new(Semaphore::new(max_sessions as usize));
-    let connections = Arc::new(Semaphore::new(max_sessions as usize + max_other_connections as usize));
     let (greetings, mut not_accepted) = (Greetings::default(), NotAccepted::new());
     loop {
         // Nothing ever closes the semaphore.
-        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&host.places.connections).acquire_owned().await else { return };
         let accepted = socket.accept().await;
         match accepted.and_then(|(accepted, _)| Ok((Connection::of(&accepted, permit)?, accepted))) {
             Ok((connection, socket)) => {
                 not_accepted.accepted();
                 let place = greetings.enter(Source::of(&socket));
                 let newcomer = Newcomer { socket, connection, place, host: host.clone() };
-                actix_rt::spawn(hello::open(newcomer, Arc::clone(&sessions), settings.clone()));
+                actix_rt::spawn(hello::open(newcomer, settings.clone()));
             }
             Err(error) => {
                 tokio::time::sleep(not_accepted.failed(&format!("sessions of {}", host.name), error)).await;
@@ -174,3 +205,6 @@ async fn accept(host: Host, socket: UnixListener, settings: SessionSettings) {
         }
     }
 }
+
+/// At most one session that is refused is logged in this time.
+const QUIET: Duration = Duration::from_secs(1);

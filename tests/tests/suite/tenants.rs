@@ -5,9 +5,12 @@ use std::os::unix::fs::FileExt;
 
 use larder_client::SessionError;
 use larder_protocol::ChunkHash;
+use larder_protocol::session::Response;
 use larder_tests::content::prompt;
 use larder_tests::engine::{EngineProcess, heir_file};
-use larder_tests::node::NodeProcess;
+use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
+use larder_tests::raw::{RawSession, hello};
+use larder_tests::server::signal;
 use larder_tests::wait;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -80,6 +83,20 @@ fn memory_that_somebody_kept_never_shows_another_tenants_bytes() {
     assert!(node.status("evictions") >= 512, "the extent that the child keeps changed tenant too");
     assert!(read_all(&kept) == before, "what the child kept is what it was");
     kill(&heir);
+}
+
+#[test]
+fn a_tenant_whose_socket_is_made_again_has_no_more_sessions_than_before() {
+    let config = format!("[session]\nmax_sessions = 1\n{SMALL_HOST}{ONE_TENANT}");
+    let node = NodeProcess::start(LARDER, &config).unwrap();
+    let socket = node.socket("default");
+    let _engine = Engine::connect(&socket);
+    std::fs::remove_file(&socket).unwrap();
+    signal(node.pid(), Signal::HUP).unwrap();
+    let again = "the tenant's socket was gone, and is made again";
+    wait::until("the socket is made again", || node.log().contains(again).then_some(()));
+    let refused = RawSession::connect(&socket).unwrap().ask(&hello()).unwrap().0;
+    assert!(matches!(refused, Response::Busy(_)), "{refused:?}");
 }
 
 fn read_all(memory: &File) -> Vec<u8> {
