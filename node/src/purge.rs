@@ -145,7 +145,8 @@ impl Purges {
         let removed = match self.remove(purge, &scope, mode).await {
             Ok(Removed { keys, unreached, left }) => {
                 let objects = self.remove_objects(purge, mode, &keys, objects.as_ref()).await;
-                left.and(objects).and_then(|()| unreached.was_read())
+                let described = self.tenants_are_known(&scope).await;
+                left.and(objects).and_then(|()| unreached.was_read()).and(described)
             }
             Err(trouble) => Err(trouble),
         };
@@ -250,6 +251,29 @@ impl Purges {
             }
         }
         Ok(all)
+    }
+
+    /// # Errors
+    /// A text for people, if a whole tenant is purged and a disk has chunks whose tenant nobody knows.
+    async fn tenants_are_known(&self, scope: &PurgeScope) -> Result<(), String> {
+        let (PurgeScope::Tenant(_), Some(Parts { actors, .. })) = (scope, self.0.parts.get()) else {
+            return Ok(());
+        };
+        for actor in actors {
+            for namespace in answer_of(actor, ask(|actor: &mut GpuActor| actor.undescribed())).await? {
+                let mut keys = PurgedKeys::default();
+                keys.add(namespace);
+                // Counted for no purge.
+                let (keys, mut unreached) = (Arc::new(keys), Unreached::default());
+                let left = self.remove_from_disk(0, actor, &keys, PurgeMode::Count, &mut unreached).await?;
+                if left > 0 {
+                    return Err(format!(
+                        "the description of namespace {namespace} on disk cannot be used, so nobody knows whether its {left} chunks are the tenant's: purge it by `--namespace-id`"
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Removes a purge's records from an actor's disk, and returns their number.

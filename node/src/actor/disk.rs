@@ -118,6 +118,12 @@ impl GpuActor {
         Some(tier.purge(purge, after).map(|purged| (purged, tier.watch().clone())))
     }
 
+    /// Namespaces that had chunks on disk when the node started, and whose tenants nobody knows.
+    pub(crate) fn undescribed(&self) -> Vec<Fingerprint> {
+        let disk = self.hands.disk.as_ref();
+        disk.map_or_else(Vec::new, |disk| self.core.undescribed(disk.tier.namespaces_at_start()))
+    }
+
     pub(super) fn remove_from_disk(&self, key: ChunkKey) {
         // If the tier refuses, the chunk stays on disk unused, and is found again after a restart.
         let _ = self.hands.disk.as_ref().map(|disk| disk.tier.remove(key));

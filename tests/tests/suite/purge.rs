@@ -147,6 +147,28 @@ fn what_is_purged_from_a_disk_does_not_come_back_with_a_restart() {
 }
 
 #[test]
+fn a_purge_of_a_tenant_names_a_namespace_on_disk_whose_tenant_nobody_knows() {
+    let disk = "[disk]\nfolder = \"{name}.disk\"\ncapacity_bytes = \"64MiB\"\nsegment_bytes = \"4MiB\"\n";
+    let mut cluster = cluster(1, disk);
+    let engine = Engine::connect(&cluster.socket(0));
+    engine.put(&prompt(b'a', 40));
+    let cached = "larder_cached_chunks{device=\"0\",tier=\"disk\"}";
+    wait::until("all are on disk", || (cluster.node(0).metric(cached) == 40.0).then_some(()));
+    let namespace = engine.namespace.fingerprint().to_string();
+    drop(engine);
+    let description = cluster.dir().join("node-0.disk/device-0/namespaces").join(&namespace);
+    std::fs::write(description, "damaged").unwrap();
+    cluster.restart_node(0).unwrap();
+    let (code, purged, said) = admin(&cluster, &["purge", "--tenant", "default"]);
+    let expected = format!("the description of namespace {namespace} on disk cannot be used");
+    assert_eq!(code, Some(1), "{purged} {said}");
+    assert!(purged.to_string().contains(&expected), "{purged} {said}");
+    let (code, purged, said) = admin(&cluster, &["purge", "--namespace-id", &namespace]);
+    assert_eq!((code, sum(&purged, "disk_chunks")), (Some(0), 40), "{purged} {said}");
+    purge(&cluster, &[]);
+}
+
+#[test]
 fn a_closed_disk_keeps_a_purge_from_nothing_else() {
     let disk = "[disk]\nfolder = \"{name}.disk\"\ncapacity_bytes = \"64MiB\"\nsegment_bytes = \"4MiB\"\n";
     let cluster = cluster(1, disk);

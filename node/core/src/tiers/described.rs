@@ -196,6 +196,15 @@ impl Core {
         keys
     }
 
+    /// Those of these namespaces whose tenants nobody knows, since their descriptions cannot be used.
+    #[must_use]
+    pub fn undescribed(&self, namespaces: &[Fingerprint]) -> Vec<Fingerprint> {
+        let is_stranger = |namespace| self.described.strangers.iter().any(|(_, known, _)| known == namespace);
+        let is_known =
+            |namespace| self.store.tenant_of_namespace(namespace).is_some() || is_stranger(namespace);
+        namespaces.iter().filter(|&namespace| !is_known(namespace)).copied().collect()
+    }
+
     fn tenant_of(&self, name: &str) -> Result<TenantId, Refused> {
         let number = self.tenants.iter().position(|known| known == name && !known.is_empty());
         number.map(|number| TenantId(number as u16)).ok_or(Refused::Unknown { what: "tenant", number: 0 })
