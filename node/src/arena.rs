@@ -13,7 +13,6 @@ pub(crate) mod numa;
 mod placement;
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -136,18 +135,6 @@ impl Arena {
         Ok(arena.into_inner().unwrap())
     }
 
-    /// Extents.
-    #[must_use]
-    pub fn extents(&self) -> u32 {
-        self.extents.len() as u32
-    }
-
-    /// Bytes of one extent.
-    #[must_use]
-    pub fn extent_bytes(&self) -> u64 {
-        self.spec.bytes
-    }
-
     /// The memory of extent `extent`.
     ///
     /// # Panics
@@ -169,15 +156,6 @@ impl Arena {
     #[must_use]
     pub fn is_unshared(&self, extent: u32) -> bool {
         self.extents[extent as usize].as_ref().is_some_and(|memory| Arc::strong_count(memory) == 1)
-    }
-
-    /// The memory file of extent `extent`, for engines to map.
-    ///
-    /// # Panics
-    /// As [`Self::extent`].
-    #[must_use]
-    pub fn descriptor(&self, extent: u32) -> BorrowedFd<'_> {
-        self.extent(extent).descriptor()
     }
 
     /// Takes the memory of extent `extent` away, to replace it. Any thread may perform the renewal; its result goes to

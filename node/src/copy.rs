@@ -9,7 +9,7 @@ mod shared;
 use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 
@@ -30,7 +30,6 @@ pub struct CopyPool {
     threads: Vec<Joined>,
     /// Threads that wait for an order.
     idle: Arc<AtomicUsize>,
-    panics: Arc<AtomicU64>,
 }
 
 /// The numbers of one copy pool.
@@ -87,11 +86,10 @@ impl CopyPool {
     pub fn start(name: &str, limits: &CopyLimits) -> io::Result<Self> {
         let (queue, jobs) = sync_channel(limits.queue_orders);
         let jobs = Arc::new(Mutex::new(jobs));
-        let mut lane = Self { queue, threads: Vec::new(), idle: Arc::default(), panics: Arc::default() };
+        let mut lane = Self { queue, threads: Vec::new(), idle: Arc::default() };
         for _ in 0..limits.threads {
-            let (jobs, idle, panics) = (Arc::clone(&jobs), Arc::clone(&lane.idle), Arc::clone(&lane.panics));
-            lane.threads
-                .push(threads::spawn(name, &limits.cpus, move || work(&jobs, &idle, &panics))?.into());
+            let (jobs, idle) = (Arc::clone(&jobs), Arc::clone(&lane.idle));
+            lane.threads.push(threads::spawn(name, &limits.cpus, move || work(&jobs, &idle))?.into());
         }
         Ok(lane)
     }
@@ -129,12 +127,6 @@ impl CopyPool {
             Err(CopyJob::Renew(renewal, _)) => Err(renewal),
             _ => Ok(completion),
         }
-    }
-
-    /// Orders that ended in a panic since the start. Each is a bug, and leaves its places unusable.
-    #[must_use]
-    pub fn panics(&self) -> u64 {
-        self.panics.load(Ordering::Relaxed)
     }
 
     fn send(&self, job: CopyJob) -> Result<(), CopyJob> {
@@ -239,7 +231,7 @@ fn import(from: &Bytes, to: &Destination) -> Checksums {
 }
 
 /// The work of a copy thread, until the pool is dropped.
-fn work(jobs: &Mutex<Receiver<CopyJob>>, idle: &AtomicUsize, panics: &AtomicU64) {
+fn work(jobs: &Mutex<Receiver<CopyJob>>, idle: &AtomicUsize) {
     loop {
         idle.fetch_add(1, Ordering::Relaxed);
         let job = larder_net::lock(jobs).recv();
@@ -247,7 +239,6 @@ fn work(jobs: &Mutex<Receiver<CopyJob>>, idle: &AtomicUsize, panics: &AtomicU64)
         let Ok(job) = job else { return };
         // A panicking order leaves unknown bytes only in its own place, and its sender never hears that the place is done.
         if catch_unwind(AssertUnwindSafe(|| job.perform())).is_err() {
-            panics.fetch_add(1, Ordering::Relaxed);
             tracing::error!("an order panicked: its place stays unusable");
         }
     }
