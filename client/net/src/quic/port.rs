@@ -18,7 +18,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::endpoint::BindError;
 use super::settings::TransportSettings;
-use super::steer::steer_by_connection_id;
+use super::steer::{check_of, steer_by_connection_id};
 
 /// A bound socket, for an endpoint on any thread.
 #[derive(Debug)]
@@ -136,7 +136,7 @@ pub(super) fn share_id(share: u8) -> ConnectionId {
     let mut bytes = [0; CONNECTION_ID_BYTES];
     // An error: the system has no random numbers, and TLS makes no connection either.
     let _ = default_provider().secure_random.fill(&mut bytes);
-    bytes[0] = share;
+    (bytes[0], bytes[1]) = (share, check_of(share));
     ConnectionId::new(&bytes)
 }
 

@@ -6,16 +6,18 @@ use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
 
 use libc::{
-    BPF_ABS, BPF_ADD, BPF_ALU, BPF_B, BPF_JA, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_MOD, BPF_RET,
-    BPF_SUB, c_void, sock_filter, sock_fprog, socklen_t,
+    BPF_ABS, BPF_ADD, BPF_ALU, BPF_B, BPF_JA, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_MISC, BPF_MOD,
+    BPF_RET, BPF_SUB, BPF_TAX, BPF_X, BPF_XOR, c_void, sock_filter, sock_fprog, socklen_t,
 };
 
 /// Hands each packet of the sockets that share `socket`'s address to the socket that its connection id names. The sockets are
 /// numbered in the order in which they were bound.
 ///
-/// An id's first byte is a share's number. Number 0 names socket 0. Other numbers name the other sockets in turn, so that a
-/// client need not know how many there are. A packet that is too short goes to socket 0, as does a packet with a long header
-/// whose id does not have `id_bytes` bytes. RFC 8999 has the layout of both headers.
+/// An id's first byte is a share's number, and the second byte of this process's own ids is [`check_of`] the first. Number 0 names
+/// socket 0. Other numbers name the other sockets in turn, so that a client need not know how many there are. A packet that is too
+/// short goes to socket 0, as does a packet with a long header whose id does not have `id_bytes` bytes, and a short header without
+/// the check: it is a stateless reset, whose bytes are random, and connections that this address dialled are socket 0's. RFC 8999
+/// has the layout of both headers.
 ///
 /// # Errors
 /// Fails if the system has no such filters.
@@ -36,8 +38,13 @@ pub(super) fn steer_by_connection_id(socket: &impl AsFd, sockets: u8, id_bytes: 
     if attached == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The second byte of the id of a share.
+pub(super) const fn check_of(share: u8) -> u8 {
+    !share
+}
+
 /// The program. It reads a packet behind its UDP header; a read past the packet's end returns 0.
-fn program(sockets: u8, id_bytes: u8) -> [sock_filter; 13] {
+fn program(sockets: u8, id_bytes: u8) -> [sock_filter; 18] {
     let load = |at: u32| instruction(BPF_LD | BPF_B | BPF_ABS, at, [0, 0]);
     let jump = |test: u32, value: u32, [yes, no]: [u8; 2]| instruction(BPF_JMP | test, value, [yes, no]);
     let compute = |operation: u32, value: u32| instruction(BPF_ALU | operation | BPF_K, value, [0, 0]);
@@ -45,7 +52,12 @@ fn program(sockets: u8, id_bytes: u8) -> [sock_filter; 13] {
     [
         load(0),
         // The first bit tells a long header.
-        jump(BPF_JSET | BPF_K, 0x80, [2, 0]),
+        jump(BPF_JSET | BPF_K, 0x80, [7, 0]),
+        load(1),
+        compute(BPF_XOR, 0xff),
+        instruction(BPF_MISC | BPF_TAX, 0, [0, 0]),
+        load(2),
+        jump(BPF_JEQ | BPF_X, 0, [0, 10]),
         load(1),
         jump(BPF_JA, 3, [0, 0]),
         load(5),
@@ -116,7 +128,7 @@ mod tests {
     }
 
     fn short(share: u8) -> Vec<u8> {
-        [&[0x40, share][..], &[7; 30]].concat()
+        [&[0x40, share, check_of(share)][..], &[7; 29]].concat()
     }
 
     fn long(id_bytes: u8, share: u8) -> Vec<u8> {
@@ -139,8 +151,19 @@ mod tests {
         for id_bytes in [0, 4, 7, 9, 20] {
             assert_eq!(gets(&sockets, &long(id_bytes, 3)), 0, "an id of {id_bytes} bytes");
         }
-        for packet in [&[][..], &[0x40], &[0xc0], &[0xc0, 0, 0, 0, 1], &[0xc0, 0, 0, 0, 1, ID_BYTES]] {
+        for packet in
+            [&[][..], &[0x40], &[0x40, 3], &[0xc0], &[0xc0, 0, 0, 0, 1], &[0xc0, 0, 0, 0, 1, ID_BYTES]]
+        {
             assert_eq!(gets(&sockets, packet), 0, "{packet:?}");
+        }
+    }
+
+    #[test]
+    fn a_stateless_reset_goes_to_the_first_socket_whatever_its_random_bytes_are() {
+        let sockets = sockets(4);
+        for byte in 0..=u8::MAX {
+            let reset = [&[0x40, byte, check_of(byte) ^ 1][..], &[byte; 29]].concat();
+            assert_eq!(gets(&sockets, &reset), 0, "{byte}");
         }
     }
 
