@@ -260,6 +260,8 @@ async fn receive_one(
                 false => Some(Arrival::Damaged),
             }
         }
+        // The chunk's slots are not ours any more.
+        FollowStep::Whole(_) | FollowStep::Lost if has_ended => None,
         FollowStep::Whole(checksums) => {
             tracing::debug!(order = order.ordered.order.0, number = message, chunk = %to.hash, "a chunk is whole");
             let is_whole = coming.borrow()[chunk].is_whole(&to.blocks);
@@ -270,7 +272,7 @@ async fn receive_one(
             Some(Arrival::NotHeld)
         }
     };
-    if let Some(fetched) = ended.filter(|_| !has_ended) {
+    if let Some(fetched) = ended {
         if fetched == Arrival::Damaged {
             let (device, fingerprint, hashes) =
                 (order.ordered.writer.device, order.ordered.fingerprint, vec![to.hash]);

@@ -150,6 +150,16 @@ fn layers_come_into_their_slots_in_any_order_and_each_chunk_ends_by_itself() {
 }
 
 #[test]
+fn a_chunk_that_has_ended_is_not_summed_again_in_slots_that_others_may_write() {
+    between(ExchangeLimits::default(), async |asker, holder| {
+        let whole = || whole(0, checksum(&hash(0)));
+        let says = vec![half(0, 0), half(0, 1), whole(), whole(), lost(0), lost(1)];
+        let came = follow(&asker, &holder, says, false).await;
+        assert_eq!(came, [FIRST, SECOND, "0: here", "1: NotHeld"]);
+    });
+}
+
+#[test]
 fn a_follow_that_panics_tells_no_more_and_the_next_one_comes() {
     between(ExchangeLimits::default(), async |asker, holder| {
         plant("follow");
