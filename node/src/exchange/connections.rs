@@ -176,7 +176,11 @@ impl Peers {
                 tracing::debug!(%node, name, %address, "connected");
                 self.serve_dialled(connection);
             }
-            Ok(Err(error)) => tracing::warn!(%node, name, %address, %error, "cannot connect to a node"),
+            Ok(Err(error)) => {
+                if let Some(more) = self.says("unconnected") {
+                    tracing::warn!(%node, name, %address, %error, more, "cannot connect to a node");
+                }
+            }
             Err(_) => {}
         }
         // If both sides have dialed, this may be the peer's connection.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use larder_core::exchange::{ExchangeLimits, Outgoing};
+use larder_net::seldom::Seldom;
 use larder_net::tcp::{TcpEndpoint, TcpPort};
 use larder_protocol::table::Table;
 
@@ -24,6 +25,8 @@ pub struct Common {
     pub(super) tcp: Option<Tcp>,
     outgoing: Arc<Mutex<Outgoing>>,
     members: Arc<Mutex<BTreeSet<String>>>,
+    /// Lines about the faults of other nodes, by kind.
+    faults: Arc<Mutex<BTreeMap<&'static str, Seldom>>>,
     /// Bytes that came over TCP, by node.
     over_tcp: Arc<Mutex<BTreeMap<String, Arc<AtomicU64>>>>,
 }
@@ -47,7 +50,8 @@ impl Common {
     #[must_use]
     pub fn new(limits: &ExchangeLimits, metrics: ExchangeMetrics, clock: Clock, rooms: Rooms) -> Self {
         let outgoing = Arc::new(Mutex::new(Outgoing::new(limits)));
-        Self { metrics, clock, rooms, tcp: None, outgoing, members: Arc::default(), over_tcp: Arc::default() }
+        let (members, faults, over_tcp) = (Arc::default(), Arc::default(), Arc::default());
+        Self { metrics, clock, rooms, tcp: None, outgoing, members, faults, over_tcp }
     }
 
     /// The same for a node that fetches blocks over TCP too, and sends them to those who connect to `port`.
@@ -65,6 +69,12 @@ impl Common {
     /// The bounds on what this node sends.
     pub(super) fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
         larder_net::lock(&self.outgoing)
+    }
+
+    /// The number of lines about faults of this kind that were left out before this line; `None` if it is left out too.
+    pub(super) fn says(&self, fault: &'static str) -> Option<u64> {
+        let mut faults = larder_net::lock(&self.faults);
+        faults.entry(fault).or_insert_with(|| Seldom::new(QUIET)).says(self.now())
     }
 
     /// Time since the node started.
@@ -113,3 +123,6 @@ impl Mover {
         Self { common, awake }
     }
 }
+
+/// At most one line about a kind of faults of other nodes comes in this time.
+const QUIET: Duration = Duration::from_secs(1);

@@ -235,6 +235,11 @@ impl Peers {
         self.0.mover.common.now()
     }
 
+    /// As [`Common::says`].
+    pub(super) fn says(&self, fault: &'static str) -> Option<u64> {
+        self.0.mover.common.says(fault)
+    }
+
     /// The rooms of this node and of the others, and how much they serve.
     pub(super) fn rooms(&self) -> &Rooms {
         &self.0.mover.common.rooms

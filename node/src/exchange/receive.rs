@@ -187,8 +187,10 @@ impl Mover {
             Ok(Some(PeerResponse::Fetched(held))) if held.len() == batch.len() => Ok(Granted::Coming(held)),
             Ok(Some(PeerResponse::Busy(busy))) => Ok(Granted::Busy(busy)),
             Ok(Some(response)) => {
-                if let PeerResponse::Refused(reason) = response {
-                    tracing::warn!(%holder, reason, "a node refuses a fetch");
+                if let PeerResponse::Refused(reason) = response
+                    && let Some(more) = self.common.says("refused")
+                {
+                    tracing::warn!(%holder, reason, more, "a node refuses a fetch");
                 }
                 Err(FetchFailure::Malformed)
             }
@@ -221,10 +223,19 @@ impl Mover {
         let mut chunks = batch.chunks();
         while let Some((at, chunk)) = chunks.next() {
             match coming.receive(chunk).await {
-                Ok(arrival) => came(at, arrival),
+                Ok(arrival) => {
+                    if arrival == Arrival::Damaged
+                        && let Some(more) = self.common.says("damaged")
+                    {
+                        tracing::error!(chunk = %chunk.hash, holder = %from.holder, more, "a node sent bytes that do not match its checksums: the bytes are dropped");
+                    }
+                    came(at, arrival);
+                }
                 Err(failure) => {
-                    if failure == FetchFailure::Malformed {
-                        tracing::warn!(holder = %from.holder, "a node sent a wrong answer to a fetch");
+                    if failure == FetchFailure::Malformed
+                        && let Some(more) = self.common.says("malformed")
+                    {
+                        tracing::warn!(holder = %from.holder, more, "a node sent a wrong answer to a fetch");
                     }
                     came(at, Arrival::Failed(failure));
                     chunks.for_each(|(at, _)| came(at, Arrival::Failed(failure)));
@@ -314,11 +325,7 @@ impl<W: Way> Coming<W> {
             is_right &= sums.whole == said.checksum;
             checksums.push(sums);
         }
-        if is_right {
-            return Ok(Arrival::Here { checksums, pools, reads, is_on_disk });
-        }
-        tracing::error!(chunk = %chunk.hash, "a node sent bytes that do not match its checksums: the bytes are dropped");
-        Ok(Arrival::Damaged)
+        Ok(if is_right { Arrival::Here { checksums, pools, reads, is_on_disk } } else { Arrival::Damaged })
     }
 
     /// Writes the next block into its slot.

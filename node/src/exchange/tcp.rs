@@ -249,7 +249,8 @@ impl OverTcp {
         };
         let _counted = Counted::new(&metrics.connections, 1);
         let TcpGuest { mut connection, seat, mut closed } = guest;
-        let answers = async { while self.answer(&mut connection, &seat, blocks, sampler).await.is_some() {} };
+        let answers =
+            async { while self.answer(&mut connection, (&seat, remote), blocks, sampler).await.is_some() {} };
         tokio::select! {
             () = answers => {}
             () = closed.wait() => {}
@@ -260,7 +261,7 @@ impl OverTcp {
     async fn answer(
         &self,
         connection: &mut TcpConnection,
-        seat: &Seat,
+        (seat, remote): (&Seat, SocketAddr),
         blocks: &[Recipient<AskBlocks>],
         sampler: Sampler,
     ) -> Option<()> {
@@ -290,7 +291,7 @@ impl OverTcp {
             },
             _ => "only fetches come over TCP",
         };
-        tracing::warn!(peer = %connection.peer(), refused, "a request over TCP is refused");
+        seat.log_refused(remote, refused);
         metrics.rejected("not_allowed");
         None
     }

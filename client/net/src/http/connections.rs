@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use crate::keepalive::probe_when_idle;
 use crate::metrics::{Label, Part as _};
+use crate::quic::host_of;
 
 /// The connections of a server. At the limit, the connection that has been idle for the longest is shut down for a new one;
 /// if none is idle, the new one is shut down. One address has half of the connections at most. Cloning shares.
@@ -104,7 +105,7 @@ impl Connections {
                 return Err(error);
             }
         };
-        let mut known = self.lock();
+        let (mut known, from) = (self.lock(), from.map(host_of));
         if known.is_over {
             shutdown(socket, Shutdown::Both)?;
             return Err(io::Error::other("the server stops"));

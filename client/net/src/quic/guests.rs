@@ -230,7 +230,7 @@ impl Guests {
 
     /// Takes a place for a handshake with this address; also says whether many handshakes are under way.
     pub(crate) fn begin_handshake(&self, source: IpAddr) -> Result<(Handshake, bool), TurnedAway> {
-        let mut known = crate::lock(&self.0.known);
+        let (mut known, source) = (crate::lock(&self.0.known), host_of(source));
         let of_source = known.handshakes_by_source.get(&source).copied().unwrap_or(0);
         if known.handshakes >= MAX_HANDSHAKES || of_source >= MAX_HANDSHAKES_OF_A_SOURCE {
             return Err(TurnedAway { reason: "handshakes", source: None });
@@ -302,11 +302,7 @@ impl Guest {
 
     /// Logs that a request of the guest is refused: at most one line a second for all guests together.
     pub fn log_refused(&self, refused: &str) {
-        let Shared { started, known, .. } = &*self.seat.guests.0;
-        if let Some(more) = crate::lock(known).refused.says(started.elapsed()) {
-            let (peer, remote) = (self.connection.peer(), self.connection.quic().remote_address());
-            tracing::warn!(%peer, %remote, refused, more, "a request is refused");
-        }
+        self.seat.log_refused(self.connection.quic().remote_address(), refused);
     }
 
     /// The guest's seat, which reads the guest's messages.
@@ -317,6 +313,14 @@ impl Guest {
 }
 
 impl Seat {
+    /// As [`Guest::log_refused`], for a guest at this address.
+    pub fn log_refused(&self, remote: SocketAddr, refused: &str) {
+        let Shared { started, known, .. } = &*self.guests.0;
+        if let Some(more) = crate::lock(known).refused.says(started.elapsed()) {
+            tracing::warn!(peer = %self.identity, %remote, refused, more, "a request is refused");
+        }
+    }
+
     /// Reads a message; `None` if the stream ended before one began. If too many bytes of its sender are in flight, it waits
     /// until there are fewer.
     ///
@@ -365,6 +369,14 @@ impl Drop for Handshake {
     }
 }
 
+/// The host behind an address: one host has all addresses of an IPv6 network of 64 bits.
+pub(crate) fn host_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
+        v4 => v4,
+    }
+}
+
 /// Whether this role belongs to a member of the cluster, whose number is bounded.
 fn is_member(role: Role) -> bool {
     matches!(role, Role::Node | Role::Coordinator)
@@ -379,8 +391,8 @@ const MAX_ADMIN_CONNECTIONS: usize = 256;
 /// Handshakes under way.
 const MAX_HANDSHAKES: usize = 1_024;
 
-/// Handshakes under way with one address.
-const MAX_HANDSHAKES_OF_A_SOURCE: usize = MAX_HANDSHAKES / 2;
+/// Handshakes under way with one host.
+const MAX_HANDSHAKES_OF_A_SOURCE: usize = MAX_HANDSHAKES / 8;
 
 /// With more handshakes in progress, a new client must first prove its address.
 const MANY_HANDSHAKES: usize = 128;
@@ -396,6 +408,22 @@ const QUIET: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_host_gets_an_eighth_of_the_handshakes_whatever_its_addresses_are() {
+        let limits = |_| GuestLimits { connections: 1, streams: 1, message_bytes: 1, waiting_bytes: 1 };
+        let guests = Guests::new(limits, 1);
+        let handshakes = |host: u128| {
+            let addresses = (0..).map(|n| IpAddr::V6((host << 64 | n).into()));
+            addresses.map_while(|address| guests.begin_handshake(address).ok()).collect::<Vec<_>>()
+        };
+        let (one, other) = (handshakes(1), handshakes(2));
+        assert_eq!([one.len(), other.len()], [MAX_HANDSHAKES / 8; 2]);
+        drop(one);
+        assert_eq!(handshakes(1).len(), MAX_HANDSHAKES / 8, "the places are free again");
+        let mapped = "::ffff:10.0.0.1".parse::<IpAddr>().unwrap();
+        assert_ne!(host_of(mapped), host_of("10.0.0.2".parse().unwrap()), "each IPv4 address is a host");
+    }
 
     #[test]
     fn engines_leave_places_for_admins_and_for_engines_of_other_tenants() {
