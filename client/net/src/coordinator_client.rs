@@ -7,11 +7,12 @@
 pub mod following;
 mod rivals;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use larder_protocol::identity::Role;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
@@ -71,6 +72,7 @@ pub async fn follow(
     let mut client = CoordinatorClient {
         endpoint,
         coordinators,
+        resolver: Resolver::default(),
         following,
         node,
         known,
@@ -112,6 +114,7 @@ pub async fn follow(
 struct CoordinatorClient {
     endpoint: Endpoint,
     coordinators: Vec<String>,
+    resolver: Resolver,
     following: Following,
     /// `None` for a watcher.
     node: Option<NodeFacts>,
@@ -147,7 +150,7 @@ impl CoordinatorClient {
     async fn follow_once(&mut self, mut leaving: watch::Receiver<bool>) -> Result<(), Failed> {
         let leader = self.following.dial(self.now());
         let names: Vec<String> = leader.into_iter().chain(self.coordinators.clone()).collect();
-        let addresses = resolve(&names).await;
+        let addresses = self.resolver.resolve(&names).await;
         let endpoint = self.endpoint.clone();
         let dial = |address| {
             let dial = endpoint.connect(address, Role::Coordinator, None);
@@ -353,23 +356,36 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// All addresses of these names, each once. A name without an address now may have one at the next attempt.
-async fn resolve(names: &[String]) -> Vec<SocketAddr> {
-    let mut addresses = Vec::new();
-    for name in names {
-        match tokio::net::lookup_host(name).await {
-            Ok(found) => addresses.extend(found),
-            Err(error) => tracing::debug!(name, %error, "the name of a coordinator has no address"),
+/// Resolves the names of coordinators. A name that has no address, or is not resolved in time, keeps its last addresses.
+#[derive(Default)]
+struct Resolver(HashMap<String, Vec<SocketAddr>>);
+
+impl Resolver {
+    /// All addresses of these names, each once.
+    async fn resolve(&mut self, names: &[String]) -> Vec<SocketAddr> {
+        let found = join_all(names.iter().map(async |name| {
+            let found = timeout(RESOLVE_DEADLINE, tokio::net::lookup_host(name)).await;
+            let found = found.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+            found.map(Iterator::collect).inspect_err(
+                |error| tracing::debug!(name, %error, "the name of a coordinator has no address"),
+            )
+        }));
+        let before = std::mem::take(&mut self.0);
+        for (name, found) in names.iter().zip(found.await) {
+            let last = || before.get(name).cloned().unwrap_or_default();
+            self.0.insert(name.clone(), found.unwrap_or_else(|_| last()));
         }
+        let mut seen = HashSet::new();
+        let addresses = names.iter().flat_map(|name| &self.0[name]).copied();
+        addresses.filter(|address| seen.insert(*address)).take(MAX_ADDRESSES).collect()
     }
-    let mut seen = HashSet::new();
-    addresses.retain(|address| seen.insert(*address));
-    addresses.truncate(MAX_ADDRESSES);
-    addresses
 }
 
 /// The most addresses of coordinators to dial: five coordinators, each with three.
 pub const MAX_ADDRESSES: usize = 16;
+
+/// How long the resolution of a name may take: a server of names that is silent does not keep others' names waiting.
+const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long a handshake may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(2);
@@ -388,3 +404,19 @@ const WARN_AFTER: Duration = Duration::from_secs(5);
 
 /// Messages that were read and wait to be handled.
 const WAITING_MESSAGES: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_name_that_is_not_resolved_any_more_keeps_its_last_addresses() {
+        let (address, mut resolver) = ("127.0.0.1:7".parse().unwrap(), Resolver::default());
+        // Without a port, it is no name.
+        resolver.0.insert("lost".to_owned(), vec![address]);
+        let names = ["lost", "127.0.0.1:8", "127.0.0.1:7"].map(str::to_owned);
+        let found = [address, "127.0.0.1:8".parse().unwrap()];
+        assert_eq!(resolver.resolve(&names).await, found);
+        assert_eq!(resolver.resolve(&names).await, found);
+    }
+}

@@ -9,7 +9,7 @@ use larder_protocol::version::Version;
 use tokio::sync::mpsc;
 use tokio::time::{interval, timeout};
 
-use super::resolve;
+use super::Resolver;
 use crate::quic::{Endpoint, read_message, write_message};
 
 /// Asks the coordinator at an address for its standing; `None` if no answer comes in time. A coordinator that asks passes its own
@@ -41,10 +41,10 @@ pub(super) async fn look(
     followed: u64,
     found: mpsc::Sender<SocketAddr>,
 ) {
-    let mut rounds = interval(EVERY);
+    let (mut rounds, mut resolver) = (interval(EVERY), Resolver::default());
     loop {
         rounds.tick().await;
-        let addresses = resolve(&coordinators).await;
+        let addresses = resolver.resolve(&coordinators).await;
         if addresses.len() < 2 {
             continue;
         }
