@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 use super::credentials::digest;
-use super::{CredentialFiles, Credentials, InspectError, Inspected, inspect};
+use super::{CredentialFiles, Credentials, InspectError, Inspected, inspect, inspect_pem};
 
 /// Calls `renew` with the certificates in `files` whenever they change. `credentials` are those in use. Files that cannot be
 /// used, such as half-written files or another identity's, cause a warning and are read again later. A certificate in use that
@@ -23,6 +23,7 @@ pub async fn renew_when_changed(
 ) {
     // The files may have changed since these were read.
     let mut in_use = credentials.pem();
+    let mut files_in_use = files.read().ok().filter(|pem| is(pem, in_use));
     // The clock of the system may run ahead and be set back.
     let mut next_warning = Instant::now();
     loop {
@@ -40,11 +41,21 @@ pub async fn renew_when_changed(
                 continue;
             }
         };
+        let is_valid = |[ca, certificate, key]: &[Vec<u8>; 3]| {
+            inspect_pem(ca, certificate, key, SystemTime::now()).map(drop)
+        };
+        if let Err(error @ (InspectError::Expired { .. } | InspectError::NotYet { .. })) = is_valid(&pem)
+            && files_in_use.as_ref().is_some_and(|pem| is_valid(pem).is_ok())
+        {
+            tracing::warn!(%error, "the new certificate is not valid now: the old one stays in use");
+            continue;
+        }
         let [ca, certificate, key] = &pem;
         match Credentials::from_pem(ca, certificate, key) {
             Ok(new) if new.identity() == credentials.identity() => {
                 renew(&new);
                 in_use = new.pem();
+                files_in_use = Some(pem);
                 next_warning = Instant::now();
                 tracing::info!(identity = %new.identity(), "the certificates are renewed");
             }

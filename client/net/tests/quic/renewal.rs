@@ -80,6 +80,14 @@ async fn new_files_are_used_for_new_connections_and_bad_ones_change_nothing() {
     assert!(is_taken(&first, &server).await, "a file that is half written changes nothing");
     write(&second, &Identity::new(Role::Node, "node-9"), &files);
     assert!(is_taken(&first, &server).await, "nor does somebody else's certificate");
+    let (begin, end) = (UNIX_EPOCH + Duration::from_secs(1_000), UNIX_EPOCH + Duration::from_secs(2_000));
+    let expired = first.0.issue(&node, Validity { not_before: begin, not_after: end }).unwrap();
+    fs::write(&files.ca, &first.1).unwrap();
+    fs::write(&files.certificate, expired.certificate_pem).unwrap();
+    fs::write(&files.key, expired.key_pem).unwrap();
+    for _ in 0..20 {
+        assert!(is_taken(&first, &server).await, "nor does a certificate that has expired");
+    }
 
     write(&second, &node, &files);
     assert!(is_taken(&second, &server).await, "the new authority's certificates count");
