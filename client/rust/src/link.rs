@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use larder_protocol::Chain;
+use larder_protocol::describe::Describe;
 use larder_protocol::limits::{MAX_OUTSTANDING_REQUESTS, NAMES_SINCE_SESSION_VERSION};
 use larder_protocol::session::{Request, Response, Welcome, decode_response};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -186,6 +187,13 @@ impl Link {
             let pushed = state.writer.push_request(0, request);
             debug_assert!(pushed.is_ok(), "a message without an answer is short");
             self.flush(&mut state);
+        }
+    }
+
+    /// Describes chunks, unless the node has left too much unread: descriptions have no answer for which the engine would wait.
+    pub(crate) fn describe(&self, chunks: Describe) {
+        if lock(&self.state).writer.pending_bytes() < MOST_UNSENT_BYTES {
+            self.post(&Request::Describe(chunks));
         }
     }
 
@@ -365,6 +373,9 @@ pub(crate) const HELLO_NUMBER: u64 = 1;
 
 /// Outstanding requests that are reserved for giving things back: a dropped value must not wait for callers' requests.
 const CHORES_IN_FLIGHT: usize = 8;
+
+/// With this many bytes of messages unread by the node, chunks are no longer described.
+const MOST_UNSENT_BYTES: usize = 4 << 20;
 
 /// With this many requests waiting to give something back, a report of damage is not sent.
 const MOST_WAITING_CHORES: usize = 64;

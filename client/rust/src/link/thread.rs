@@ -95,8 +95,11 @@ impl Link {
         };
         let received = match self.flush_rest() {
             Ok(()) => match self.receive_soon(reader, socket) {
-                // With a task, the socket does not block.
-                Err(error) if would_block(&error) && self.has_task.load(Ordering::Acquire) => {
+                // With a task, the socket does not block. Without, it blocks for the whole timeout of a request.
+                Err(error)
+                    if would_block(&error)
+                        && (self.has_task.load(Ordering::Acquire) || left + MOST_LATE < self.timeout) =>
+                {
                     wait(reader, PollFlags::IN)
                 }
                 Err(error) if would_block(&error) => reader.receive(socket),
@@ -136,6 +139,9 @@ impl Link {
 fn would_block(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }
+
+/// How much longer than its timeout a thread may wait.
+const MOST_LATE: Duration = Duration::from_millis(1);
 
 /// How long a thread looks for its answer before it sleeps. An answer takes 10 us if the node is awake, waking a thread on
 /// another core 15 us and more. After that time the node is busy, and others use the core better.
