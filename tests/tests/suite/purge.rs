@@ -159,10 +159,11 @@ fn a_purge_of_a_tenant_names_a_namespace_on_disk_whose_tenant_nobody_knows() {
     let description = cluster.dir().join("node-0.disk/device-0/namespaces").join(&namespace);
     std::fs::write(description, "damaged").unwrap();
     cluster.restart_node(0).unwrap();
-    let (code, purged, said) = admin(&cluster, &["purge", "--tenant", "default"]);
     let expected = format!("the description of namespace {namespace} on disk cannot be used");
-    assert_eq!(code, Some(1), "{purged} {said}");
-    assert!(purged.to_string().contains(&expected), "{purged} {said}");
+    wait::until("the node is back, and names it", || {
+        let (code, purged, _) = admin(&cluster, &["purge", "--tenant", "default"]);
+        (code == Some(1) && purged.to_string().contains(&expected)).then_some(())
+    });
     let (code, purged, said) = admin(&cluster, &["purge", "--namespace-id", &namespace]);
     assert_eq!((code, sum(&purged, "disk_chunks")), (Some(0), 40), "{purged} {said}");
     purge(&cluster, &[]);
