@@ -11,16 +11,17 @@
 //! longer, at the cost of the rest. [`lessons`] weigh both clocks by the quality of their predictions.
 //!
 //! A use is only recorded. A search for a victim looks at a few chunks drawn at random, and at the worst chunks that earlier
-//! searches saw ([`candidates`]). A [`rival`] counts the hits that `lru` would have had; if these were more, recency gets more
-//! weight.
+//! searches saw ([`candidates`]). A [`rival`] counts the hits that `lru` would have had. If these were more, recency gets weight,
+//! unless [`duels`] say that what was learned is better now.
 //!
 //! If the configuration tells how the cost of recomputing grows with position, a hit is worth the cost that it saves ([`costs`]).
 //!
-//! Memory: at most 24 bytes a cached chunk, 20 to 30 bytes a ghost (with half as many ghosts as chunks), and half a megabyte.
+//! Memory: at most 24 bytes a cached chunk, 20 to 30 bytes a ghost (with half as many ghosts as chunks), and a megabyte.
 
 mod candidates;
 mod clocks;
 mod costs;
+mod duels;
 mod kinds;
 mod lessons;
 mod past;
@@ -33,6 +34,7 @@ use super::{Facts, Judge, Policy, Removal, Verdict};
 use crate::store::ids::ChunkNumber;
 use candidates::Candidates;
 use costs::Costs;
+use duels::Duels;
 use kinds::{Gap, Kind};
 use lessons::{Idle, Lessons};
 use past::{Ghost, Past};
@@ -47,6 +49,9 @@ pub(super) struct Adaptive {
     past: Past,
     lessons: Lessons,
     rival: Rival,
+    duels: Duels,
+    /// Searches for victims since the last duel began.
+    searches: usize,
     candidates: Candidates,
     /// The chunk that was unblocked last.
     unblocked: Option<ChunkNumber>,
@@ -58,7 +63,7 @@ pub(super) struct Adaptive {
     learned_at: Moment,
     /// The count of uses when the candidates were last appraised.
     appraised_at: u32,
-    /// A chunk is in the rival's sample if this many of the lowest bits of its hash are 0.
+    /// A chunk is in the sample of rival and duels if this many of the lowest bits of its hash are 0.
     rival_bits: u32,
     /// A chunk is in the sample if this many of the lowest bits of its hash are 0.
     sample_bits: u32,
@@ -105,6 +110,8 @@ impl Adaptive {
             past: Past::default(),
             lessons: Lessons::default(),
             rival: Rival::default(),
+            duels: Duels::default(),
+            searches: 0,
             candidates: Candidates::default(),
             unblocked: None,
             entering: Entering::default(),
@@ -165,13 +172,17 @@ impl Policy for Adaptive {
         let age = self.now.since(used);
         let gap = match self.streak {
             Some(run) if run.index == index.wrapping_add(1) && run.wall == self.now.wall => run.gap,
-            _ => Gap::of_ms(u64::from(age.wall) * UNIT_MS),
+            _ => {
+                self.request_ends();
+                Gap::of_ms(u64::from(age.wall) * UNIT_MS)
+            }
         };
         self.streak = Some(Streak { index, wall: self.now.wall, gap });
         self.used_again(hash, Ghost { kind, used });
         if self.is_rivals(hash) {
             self.rival.count(true, self.rival.has(hash));
-            self.rival.used(hash, self.most_sampled());
+            self.rival.hit(hash);
+            self.duels.used(hash);
         }
         let node = self.state.node_mut(chunk);
         node.used = self.now;
@@ -198,6 +209,7 @@ impl Policy for Adaptive {
 
     fn victim(&mut self, judge: Judge<'_>) -> Option<ChunkNumber> {
         self.settle();
+        self.search_for_a_duel();
         self.look();
         let mut seen = 0;
         while let Some(chunk) = self.candidates.worst(seen) {
@@ -249,12 +261,12 @@ impl Adaptive {
                 self.rival.count(false, self.rival.has(hash));
             }
         }
-        let most = self.most_sampled();
         for (place, &chunk) in entering.iter().enumerate() {
             let ChunkState { hash, kind: entered, .. } = *self.state.node(chunk);
             let mut kind = kind.with_last(place == 0).with_cost_band(entered.cost_band());
             if self.is_rivals(hash) {
-                self.rival.used(hash, most);
+                self.rival.used(hash);
+                self.duels.used(hash);
             }
             if let Some(ghost) = self.past.take(hash) {
                 self.used_again(hash, ghost);
@@ -262,8 +274,15 @@ impl Adaptive {
             }
             self.state.node_mut(chunk).kind = kind;
         }
+        self.request_ends();
         entering.clear();
         self.entering.chunks = entering;
+    }
+
+    /// Notes that the hits and the new chunks of a request are known.
+    fn request_ends(&mut self) {
+        self.rival.request_ends(self.most_sampled());
+        self.duels.request_ends();
     }
 
     /// Notes another use of a chunk that was used before.
@@ -328,7 +347,7 @@ impl Adaptive {
             }
         }
         let lead = self.rival.lead(f64::from(passed.uses >> self.rival_bits), self.most_sampled());
-        self.lessons.learn(passed, &idle, self.state.len(), lead);
+        self.lessons.learn(passed, &idle, self.state.len(), lead, self.duels.lead_of_recency());
         self.learned_at = self.now;
         let bits = |chunks: usize| (chunks / SAMPLE).checked_ilog2().map_or(0, |bits| bits + 1);
         self.sample_bits = bits(known);
@@ -338,6 +357,33 @@ impl Adaptive {
             self.rival.retain(|hash| hash.trailing_zeros() >= bits);
         }
         self.candidates.clear();
+    }
+
+    /// From time to time, draws chunks of the sample for a duel.
+    fn search_for_a_duel(&mut self) {
+        let free = self.state.free().len();
+        self.searches += 1;
+        if free < 2 || self.searches < (self.state.len() / DUELS_A_LIFETIME).max(LEAST_SEARCHES) {
+            return;
+        }
+        self.searches = 0;
+        let (mut least, mut oldest) = ((f32::MAX, 0), (0, 0));
+        for _ in 0..DRAWN << self.rival_bits {
+            let place = self.draws.below(free);
+            let ChunkState { used, hash, kind, .. } = *self.state.node(self.state.free()[place]);
+            if !self.is_rivals(hash) {
+                continue;
+            }
+            let age = self.now.since(used);
+            let worth = self.lessons.learned(kind, age);
+            if worth < least.0 {
+                least = (worth, hash);
+            }
+            if age.uses >= oldest.0 {
+                oldest = (age.uses, hash);
+            }
+        }
+        self.duels.start(least.1, oldest.1);
     }
 
     /// Looks for chunks that are worth little.
@@ -389,6 +435,12 @@ const SAMPLE: usize = 40_000;
 
 /// Number of times that candidates are appraised again during as many uses as there are cached chunks.
 const APPRAISALS_A_LIFETIME: usize = 32;
+
+/// The most duels that begin during as many evictions as there are cached chunks, the least number of searches between two duels,
+/// and the number of chunks of the sample that are drawn for a duel.
+const DUELS_A_LIFETIME: usize = 1_024;
+const LEAST_SEARCHES: usize = 4;
+const DRAWN: usize = 32;
 
 /// Random chunks that a search looks at, beside the candidates that it knows. If it knows few, it looks at `FIRST_LOOKS`.
 const LOOKS: usize = 8;

@@ -1,11 +1,11 @@
 //! The lessons of all uses: the worth of a chunk by its kind and its age.
 //!
-//! Three judges estimate the worth of a chunk. The judge by the wall clock takes the mean of three coarser classifications of a
+//! Two judges estimate the worth of a chunk. The judge by the wall clock takes the mean of three coarser classifications of a
 //! kind, since a class for each full kind would have too little evidence. The judge by uses knows only the number of uses: it
 //! serves loads whose wall time means nothing. Both are trusted by the quality of their predictions of hard uses: uses of chunks
 //! that had been idle. For each such use, the worth of the used chunk is compared with the mean worth of idle chunks (the partial
-//! likelihood of Cox). The third judge estimates as `lru` would. Its weight grows with the number of hits that `lru` would have
-//! had more than the policy.
+//! likelihood of Cox). Beside both counts recency. Its weight grows with the number of hits that `lru` would have had more than the
+//! policy.
 
 use super::clocks::{self, Curves, Worths};
 use super::kinds::{self, CLASSES, GAPS, Kind, TURNS, USES};
@@ -21,8 +21,9 @@ pub(super) struct Lessons {
     foretold: Foretold,
     /// The uses and the units of wall time that passed recently.
     passed: [f64; 2],
-    /// The weight of each judge.
+    /// The weight of each judge, and of recency.
     weights: [f32; JUDGES],
+    recency: f32,
 }
 
 /// The quality of each judge's predictions.
@@ -89,7 +90,8 @@ impl Default for Lessons {
             worth_by_uses: Vec::new(),
             foretold: Foretold::default(),
             passed: [0.0; 2],
-            weights: [0.0, 1.0, 0.0],
+            weights: [0.0, 1.0],
+            recency: 0.0,
         };
         lessons.weigh();
         lessons
@@ -124,8 +126,15 @@ impl Lessons {
     }
 
     /// Learns from the counts of the time `passed`. `cached` is the number of cached chunks; `lead` is the lead over `lru` as a
-    /// part of all uses.
-    pub(super) fn learn(&mut self, passed: Moment, idle: &Idle, cached: usize, lead: f64) {
+    /// part of all uses; `lead_of_recency` is that of the duels.
+    pub(super) fn learn(
+        &mut self,
+        passed: Moment,
+        idle: &Idle,
+        cached: usize,
+        lead: f64,
+        lead_of_recency: f64,
+    ) {
         if idle.chunks > 0.0 {
             self.foretold.mean = idle.sums.map(|sum| sum / idle.chunks);
         }
@@ -136,11 +145,19 @@ impl Lessons {
         self.wall.fade(KEPT);
         self.uses.fade(KEPT);
         self.weigh();
-        self.weights = self.weights(cached, lead);
+        let (weights, per_use) = self.weights(cached);
+        self.weights = weights;
+        let doubt = (DOUBT * lead_of_recency).min(0.0).exp();
+        self.recency = ((-lead - LOSS_BORNE).max(0.0) * PULL * doubt * per_use) as f32;
     }
 
     /// The worth of a chunk of this kind and age.
     pub(super) fn worth(&self, kind: Kind, age: Moment) -> f32 {
+        self.learned(kind, age) + self.recency / (age.uses as f32 + 1.0)
+    }
+
+    /// The worth without the part of recency.
+    pub(super) fn learned(&self, kind: Kind, age: Moment) -> f32 {
         let worths = self.worths(kind.class(), age);
         worths.iter().zip(&self.weights).map(|(worth, weight)| worth * weight).sum()
     }
@@ -156,7 +173,7 @@ impl Lessons {
     fn worths(&self, class: usize, age: Moment) -> [f32; JUDGES] {
         let wall = clocks::at(&self.worth_by_wall[class], age.wall);
         let uses = clocks::at(&self.worth_by_uses[by_uses(class)], age.uses);
-        [wall, uses, 1.0 / (age.uses as f32 + 1.0)]
+        [wall, uses]
     }
 
     fn weigh(&mut self) {
@@ -183,14 +200,13 @@ impl Lessons {
         self.worth_by_uses = self.uses.worths(USES * 2, |class| class);
     }
 
-    /// The weights of the judges' worths. The first judge estimates hits for each unit of wall time, the other judges estimate
-    /// hits for each use.
-    fn weights(&self, cached: usize, lead: f64) -> [f32; JUDGES] {
+    /// The weights of the judges' worths, and the uses in a unit of wall time. The first judge estimates hits for each unit of
+    /// wall time, the second judge and recency estimate hits for each use.
+    fn weights(&self, cached: usize) -> ([f32; JUDGES], f64) {
         let [uses, wall] = self.passed;
         let Foretold { gains, uses: counted, .. } = self.foretold;
         let best = gains.iter().copied().fold(f64::MIN, f64::max);
         let mut trust = gains.map(|gain| (SHARPNESS * (gain - best) / (counted + FORETOLD_NOTHING)).exp());
-        trust[RECENCY] *= (-lead - LOSS_BORNE).max(0.0) * PULL;
         // In a replay at full speed, as many uses as there are cached chunks take almost no time. Then the wall clock says
         // nothing.
         let per_use = if wall * cached as f64 <= LEAST_LIFETIME * uses {
@@ -199,7 +215,7 @@ impl Lessons {
         } else {
             uses / wall
         };
-        [trust[WALL] as f32, (trust[1] * per_use) as f32, (trust[RECENCY] * per_use) as f32]
+        ([trust[WALL] as f32, (trust[1] * per_use) as f32], per_use)
     }
 }
 
@@ -209,10 +225,9 @@ fn by_uses(class: usize) -> usize {
     kinds::uses_of(class) * 2 + kinds::last_of(class)
 }
 
-/// The judges: by the wall clock, by the clock of uses, by recency alone.
-const JUDGES: usize = 3;
+/// The judges: by the wall clock, by the clock of uses.
+const JUDGES: usize = 2;
 const WALL: usize = 0;
-const RECENCY: usize = 2;
 
 /// The parts that remain in each lesson: of the curves, of the judges' predictions, and of the passed time.
 const KEPT: f64 = 0.99;
@@ -222,10 +237,13 @@ const PASSED_KEPT: f64 = 0.9;
 /// Each judge starts as if it had predicted this many uses equally well.
 const FORETOLD_NOTHING: f64 = 100.0;
 
-/// The part of all uses that may be lost to `lru` before recency counts, and how strongly recency counts then: as much as each
-/// other judge when 0.04 % more are lost.
-const LOSS_BORNE: f64 = 0.0003;
-const PULL: f64 = 2_500.0;
+/// The part of all uses that may be lost to `lru` before recency counts, and how strongly recency counts then: as much as the
+/// better judge when 0.01 % more are lost.
+const LOSS_BORNE: f64 = 0.0001;
+const PULL: f64 = 10_000.0;
+
+/// The logarithm of the factor by which recency loses weight for each standard deviation that the judges lead in duels.
+const DOUBT: f64 = 2.0;
 
 /// The strength of the preference for the better judge: a mean gain that is larger by 0.1 (natural logarithm, per use) makes it
 /// 20 to 1.
@@ -259,36 +277,38 @@ mod tests {
                     &mut idle,
                 );
             }
-            lessons.learn(moment(1_000, 1_000), &idle, 1_000, 0.0);
+            lessons.learn(moment(1_000, 1_000), &idle, 1_000, 0.0, 0.0);
         }
         lessons
     }
 
     #[test]
     fn the_clock_that_predicts_uses_has_the_weight() {
-        let [wall, uses, _] = taught(true).weights;
+        let [wall, uses] = taught(true).weights;
         assert!(wall > 10.0 * uses, "{wall} and {uses}");
-        let [wall, uses, _] = taught(false).weights;
+        let [wall, uses] = taught(false).weights;
         assert!(uses > 10.0 * wall, "{wall} and {uses}");
     }
 
     #[test]
     fn if_no_wall_time_passes_only_uses_have_weight() {
         let mut lessons = taught(true);
-        (0..200).for_each(|_| lessons.learn(moment(0, 1_000), &Idle::default(), 1_000, 0.0));
-        let [wall, uses, _] = lessons.weights;
+        (0..200).for_each(|_| lessons.learn(moment(0, 1_000), &Idle::default(), 1_000, 0.0, 0.0));
+        let [wall, uses] = lessons.weights;
         assert!(wall == 0.0 && uses > 0.0, "{wall} and {uses}");
     }
 
     #[test]
-    fn recency_gains_weight_when_lru_hits_more() {
+    fn recency_gains_weight_when_lru_hits_more_unless_duels_speak_for_what_was_learned() {
         let mut lessons = taught(true);
-        let mut recency = |lead| {
-            lessons.learn(moment(1_000, 1_000), &Idle::default(), 1_000, lead);
-            lessons.weights[RECENCY]
+        let mut recency = |lead, lead_of_recency| {
+            lessons.learn(moment(1_000, 1_000), &Idle::default(), 1_000, lead, lead_of_recency);
+            lessons.recency
         };
-        assert_eq!((recency(0.01), recency(-0.0002)), (0.0, 0.0));
-        let little = recency(-0.001);
-        assert!(little > 0.0 && recency(-0.005) > 5.0 * little, "{little}");
+        assert_eq!((recency(0.01, 9.0), recency(-0.00009, 9.0)), (0.0, 0.0));
+        let little = recency(-0.0005, 0.0);
+        assert!(little > 0.0 && recency(-0.0025, 0.0) > 5.0 * little, "{little}");
+        assert_eq!(recency(-0.0005, 9.0), little);
+        assert!(recency(-0.0005, -5.0) < little / 100.0);
     }
 }

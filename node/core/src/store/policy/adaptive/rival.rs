@@ -14,6 +14,8 @@ pub(super) struct Rival {
     table: HashTable<u32>,
     newest: Option<u32>,
     oldest: Option<u32>,
+    /// Hits of the request under way. They become newer than the request's new chunks, since no chunk leaves before its children.
+    hits: Vec<u32>,
     /// The policy's hits minus those of `lru`, and the number of uses; both fade.
     lead: f64,
     uses: f64,
@@ -39,8 +41,25 @@ impl Rival {
         self.uses += 1.0;
     }
 
-    /// Notes the use of a chunk. Then `lru` evicts its oldest chunks, as far as it has more than `most`.
-    pub(super) fn used(&mut self, hash: u32, most: usize) {
+    /// Notes that the request under way found a chunk here.
+    pub(super) fn hit(&mut self, hash: u32) {
+        self.hits.push(hash);
+    }
+
+    /// Notes the end of a request. Then `lru` evicts its oldest chunks, as far as it has more than `most`.
+    pub(super) fn request_ends(&mut self, most: usize) {
+        let mut hits = std::mem::take(&mut self.hits);
+        hits.drain(..).for_each(|hash| self.used(hash));
+        self.hits = hits;
+        while self.table.len() > most
+            && let Some(oldest) = self.oldest
+        {
+            self.forget(oldest);
+        }
+    }
+
+    /// Makes a chunk the newest.
+    pub(super) fn used(&mut self, hash: u32) {
         let entries = &self.entries;
         let place = self.vacant.last().copied().unwrap_or(entries.len() as u32);
         let is_it = |&at: &u32| entries[at as usize].hash == hash;
@@ -63,11 +82,6 @@ impl Rival {
         match older {
             Some(older) => self.entries[older as usize].newer = Some(at),
             None => self.oldest = Some(at),
-        }
-        while self.table.len() > most
-            && let Some(oldest) = self.oldest
-        {
-            self.forget(oldest);
         }
     }
 
@@ -132,7 +146,8 @@ mod tests {
         for n in 0..5_000 {
             let (hash, most) = (rng.u32(..40), rng.usize(10..14));
             assert_eq!(rival.has(hash), model.contains(&hash));
-            rival.used(hash, most);
+            rival.hit(hash);
+            rival.request_ends(most);
             model.retain(|&other| other != hash);
             model.insert(0, hash);
             model.truncate(most);
@@ -142,6 +157,18 @@ mod tests {
             }
         }
         assert!(rival.entries.len() <= 15);
+    }
+
+    #[test]
+    fn a_chunk_leaves_after_the_new_chunks_behind_it() {
+        let mut rival = Rival::default();
+        // A request finds chunk 1 and adds chunk 2 behind it.
+        rival.hit(1);
+        rival.used(2);
+        rival.request_ends(2);
+        rival.used(3);
+        rival.request_ends(2);
+        assert!(rival.has(1) && rival.has(3) && !rival.has(2));
     }
 
     #[test]

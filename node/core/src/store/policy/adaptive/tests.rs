@@ -179,3 +179,36 @@ fn sessions_that_come_back_by_the_clock_are_kept_where_strangers_push_them_out_o
     let all = 2_000 / 5 * 160;
     assert!(hits(PolicyName::Adaptive) > all * 8 / 10, "{} of {all} tokens", hits(PolicyName::Adaptive));
 }
+
+/// Half an hour of chats. Each turn comes 40 seconds after the turn before, on average, and adds chunks to the prompt.
+fn chats(seed: u64) -> Vec<TraceRequest> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let (mut requests, mut names, mut starts_at) = (Vec::new(), 0..u64::MAX, 0.0);
+    while starts_at < 1_800_000.0 {
+        let mut some = |mean: f64| -mean * rng.f64().max(1e-9).ln();
+        starts_at += some(2_500.0);
+        let (mut at_ms, turns) = (starts_at, some(5.0) as usize + 1);
+        let mut blocks: Vec<u64> = names.by_ref().take(some(6.0) as usize + 2).collect();
+        for _ in 0..turns {
+            let tokens = 16 * blocks.len() as u64 + 1;
+            requests.push(TraceRequest { at_ms: at_ms as u64, tokens, blocks: blocks.clone() });
+            blocks.extend(names.by_ref().take(some(2.0) as usize + 1));
+            at_ms += some(40_000.0);
+        }
+    }
+    requests.sort_by_key(|request| request.at_ms);
+    requests
+}
+
+#[test]
+fn where_only_recency_tells_little_is_lost_to_lru() {
+    for seed in 1..=3 {
+        let requests = chats(seed);
+        let rate = |policy| {
+            let replayed = replay_after(&requests, 0, 16, 800, policy, false);
+            replayed.tokens_hit as f64 / replayed.tokens_asked as f64
+        };
+        let lead = rate(PolicyName::Adaptive) - rate(PolicyName::Lru);
+        assert!(lead > -0.003, "seed {seed}: {lead}");
+    }
+}
