@@ -268,7 +268,7 @@ impl Purges {
                 let left = self.remove_from_disk(0, actor, &keys, PurgeMode::Count, &mut unreached).await?;
                 if left > 0 {
                     return Err(format!(
-                        "the description of namespace {namespace} on disk cannot be used, so nobody knows whether its {left} chunks are the tenant's: purge it by `--namespace-id`"
+                        "namespace {namespace} on disk has no usable description, or belongs to a tenant that has just left, so nobody knows whether its {left} chunks are the tenant's: if they stay, purge it by `--namespace-id`"
                     ));
                 }
             }

@@ -33,8 +33,8 @@ use crate::clock::Clock;
 use crate::disk::{ReadAnswer, ReadOrder, Refused, WriteAnswer, WriteOrder};
 use crate::threads::{self, Joined};
 
-/// An open object tier. Dropping it waits until every order is done, which takes no longer than their deadline and one upload, but
-/// not for a folder that hangs. A purge, which has no deadline, ends early.
+/// An open object tier. Dropping it waits until every order is done, but no longer than their deadline and one large
+/// upload: a folder may hang. A purge, which has no deadline, ends early.
 ///
 /// Completions come on channels of their own and cannot be refused. An error of such a channel means that the order
 /// panicked: a bug is in the log, and the order's places must not be used again.
@@ -165,7 +165,7 @@ impl ObjectTier {
             // A file system that hangs keeps the threads that wait for it, but nobody waits for these threads.
             runtime.shutdown_timeout(LAST_WAIT);
         });
-        let within = options.deadline + MOST_PATIENCE;
+        let within = options.deadline + options.timeout + LARGE_UPLOAD;
         let thread = Ending { thread: Some(thread.map_err(OpenError::Thread)?.into()), within };
         let opened = opens.recv();
         opened.unwrap_or_else(|_| Err(OpenError::Thread(io::Error::other("the object thread panicked"))))?;
@@ -375,8 +375,8 @@ const START_WAIT: Duration = Duration::from_secs(2);
 /// How long a tier that ends waits for threads that a file system holds up. Every order has its answer by then.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
-/// How long the last uploads may take when the tier ends, beyond the orders' deadline.
-const MOST_PATIENCE: Duration = Duration::from_secs(10);
+/// The time that the bytes of a last upload may take when the tier ends: those of a block of 64 MiB.
+const LARGE_UPLOAD: Duration = Duration::from_secs(16);
 
 /// How often an ending tier looks at its thread.
 const LOOK_AT_END: Duration = Duration::from_millis(5);

@@ -159,7 +159,7 @@ fn a_purge_of_a_tenant_names_a_namespace_on_disk_whose_tenant_nobody_knows() {
     let description = cluster.dir().join("node-0.disk/device-0/namespaces").join(&namespace);
     std::fs::write(description, "damaged").unwrap();
     cluster.restart_node(0).unwrap();
-    let expected = format!("the description of namespace {namespace} on disk cannot be used");
+    let expected = format!("namespace {namespace} on disk has no usable description");
     wait::until("the node is back, and names it", || {
         let (code, purged, _) = admin(&cluster, &["purge", "--tenant", "default"]);
         (code == Some(1) && purged.to_string().contains(&expected)).then_some(())

@@ -3,7 +3,7 @@
 mod folders;
 mod rotate;
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -217,11 +217,12 @@ fn write(dir: &Path, name: &str, files: &Issued) -> anyhow::Result<(String, Stri
 }
 
 /// Creates a file, which must not exist. If the text cannot be written, no file stays.
-fn create(path: &Path, mode: u32, text: &str) -> io::Result<()> {
+fn create(path: &Path, mode: u32, text: &str) -> io::Result<File> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
     file.write_all(text.as_bytes()).inspect_err(|_| {
         let _ = fs::remove_file(path);
-    })
+    })?;
+    Ok(file)
 }
 
 fn paths(dir: &Path, name: &str) -> [PathBuf; 2] {

@@ -26,7 +26,7 @@ Examples:
 
 Fields: node, device, event, index of the chunk in its prompt, hash, parent, namespace, and for an eviction its reason: \
 `watermark` (the cache is full), `need` or `clearing` (a block of another size or tenant needs the room).
-Exit status: 1 if a node does not answer, or its stream ends.")]
+Exit status: 1 if a node does not answer or is lost (`larder forget`), or its stream ends.")]
 pub(crate) struct Args {
     #[command(flatten)]
     servers: Servers,

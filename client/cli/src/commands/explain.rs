@@ -47,7 +47,8 @@ Outcomes of chunks:
                    a node, a connection or a tier did not deliver: see `larder status` and the troubleshooting page
   refused          the request was refused: the answer says why
 
-Exit status: 1 if no node knows the request, or a node does not answer; 2 after wrong arguments.")]
+Exit status: 1 if no node knows the request, or a node does not answer or is lost (`larder forget`);
+2 after wrong arguments.")]
 pub(crate) struct Args {
     /// The engine's id of a request, or a trace id
     #[arg(value_name = "REQUEST", conflicts_with_all = ["tokens", "hashes", "text"])]

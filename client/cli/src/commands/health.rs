@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use crate::failure::FAILED;
+use crate::failure::{FAILED, Usage};
 use crate::output;
 use crate::survey::Servers;
 
@@ -34,6 +34,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let troubles = survey.troubles();
             (survey.health(&troubles), troubles)
         }
+        Err(error) if error.is::<Usage>() => return Err(error),
         Err(error) => ("down", vec![format!("{error:#}")]),
     };
     if args.json {

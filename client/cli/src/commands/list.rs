@@ -23,7 +23,7 @@ Examples:
 
 JSON is one array: the entries that each node serves at /pins, /sessions, /tenants or /namespaces, each with its `node`.
 
-Exit status: 0 if every node answers; 1 if a node does not; 2 after wrong arguments.")]
+Exit status: 0 if every node answers; 1 if a node does not, or is lost (`larder forget`); 2 after wrong arguments.")]
 pub(crate) struct Args {
     /// The list to show
     #[arg(value_enum)]

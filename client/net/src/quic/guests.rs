@@ -228,7 +228,8 @@ impl Guests {
         Ok(Some(guest))
     }
 
-    /// Takes a place for a handshake with this address; also says whether many handshakes are under way.
+    /// Takes a place for a handshake with this address; also says whether many handshakes are under way, so that the address must
+    /// be proved.
     pub(crate) fn begin_handshake(&self, source: IpAddr) -> Result<(Handshake, bool), TurnedAway> {
         let (mut known, source) = (crate::lock(&self.0.known), host_of(source));
         let of_source = known.handshakes_by_source.get(&source).copied().unwrap_or(0);
@@ -237,7 +238,8 @@ impl Guests {
         }
         known.handshakes += 1;
         known.handshakes_by_source.insert(source, of_source + 1);
-        Ok((Handshake { guests: self.clone(), source }, known.handshakes > MANY_HANDSHAKES))
+        let is_crowded = known.handshakes > MANY_HANDSHAKES || of_source >= MANY_OF_A_SOURCE;
+        Ok((Handshake { guests: self.clone(), source }, is_crowded))
     }
 
     /// Lets in the other side of a connection that this process made: it may send requests on the connection too.
@@ -394,8 +396,10 @@ const MAX_HANDSHAKES: usize = 1_024;
 /// Handshakes under way with one host.
 const MAX_HANDSHAKES_OF_A_SOURCE: usize = MAX_HANDSHAKES / 8;
 
-/// With more handshakes in progress, a new client must first prove its address.
+/// With more handshakes in progress, of all or of its host, a new client must first prove its address. Otherwise packets with a
+/// false address could take all places of a host.
 const MANY_HANDSHAKES: usize = 128;
+const MANY_OF_A_SOURCE: usize = MAX_HANDSHAKES_OF_A_SOURCE / 4;
 
 /// How long a handshake may take.
 pub(crate) const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
@@ -417,7 +421,15 @@ mod tests {
             let addresses = (0..).map(|n| IpAddr::V6((host << 64 | n).into()));
             addresses.map_while(|address| guests.begin_handshake(address).ok()).collect::<Vec<_>>()
         };
+        let begun = guests.begin_handshake(IpAddr::V6((9 << 64 | 1).into()));
+        assert!(begun.is_ok_and(|(_, is_crowded)| !is_crowded));
         let (one, other) = (handshakes(1), handshakes(2));
+        let must_prove = one.iter().filter(|(_, is_crowded)| *is_crowded).count();
+        assert_eq!(
+            must_prove,
+            one.len() * 3 / 4,
+            "places of a host that packets with its address cannot take"
+        );
         assert_eq!([one.len(), other.len()], [MAX_HANDSHAKES / 8; 2]);
         drop(one);
         assert_eq!(handshakes(1).len(), MAX_HANDSHAKES / 8, "the places are free again");

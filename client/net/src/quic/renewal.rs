@@ -24,6 +24,7 @@ pub async fn renew_when_changed(
     // The files may have changed since these were read.
     let mut in_use = credentials.pem();
     let mut files_in_use = files.read().ok().filter(|pem| is(pem, in_use));
+    let mut refused = None;
     // The clock of the system may run ahead and be set back.
     let mut next_warning = Instant::now();
     loop {
@@ -47,7 +48,10 @@ pub async fn renew_when_changed(
         if let Err(error @ (InspectError::Expired { .. } | InspectError::NotYet { .. })) = is_valid(&pem)
             && files_in_use.as_ref().is_some_and(|pem| is_valid(pem).is_ok())
         {
-            tracing::warn!(%error, "the new certificate is not valid now: the old one stays in use");
+            if refused.as_ref() != Some(&pem) {
+                tracing::warn!(%error, "the new certificate is not valid now: the old one stays in use");
+                refused = Some(pem);
+            }
             continue;
         }
         let [ca, certificate, key] = &pem;

@@ -68,7 +68,8 @@ fn a_tier_over_a_file_system_that_hangs_ends() {
 fn a_tier_whose_store_holds_the_bytes_of_an_upload_for_ever_ends() {
     let store = Faulty::default();
     let opened = (Arc::new(store.clone()) as Arc<dyn ObjectStore>, Path::from(PREFIX));
-    let options = ObjectOptions { deadline: Duration::from_secs(1), ..options("memory:///") };
+    let second = Duration::from_secs(1);
+    let options = ObjectOptions { deadline: second, timeout: second, ..options("memory:///") };
     let tier = ObjectTier::start(opened, &options, metrics()).unwrap();
     store.faults().holds = Duration::from_secs(86_400);
     let written = tier.write(Slots::new().write_order(single(1))).unwrap();

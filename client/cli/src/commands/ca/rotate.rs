@@ -13,7 +13,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, chown};
+use std::os::unix::fs::{MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -361,13 +361,13 @@ fn replace(path: &Path, like: &Path, mode: u32, text: &str) -> anyhow::Result<()
         _ => {}
     }
     let write = || {
-        create(&unfinished, mode, text)?;
+        let file = create(&unfinished, mode, text)?;
         if let Ok(like) = fs::metadata(like) {
             let hint = |error| io::Error::other(format!("{error}: only its owner or root can replace it"));
-            chown(&unfinished, Some(like.uid()), Some(like.gid())).map_err(hint)?;
-            fs::set_permissions(&unfinished, like.permissions())?;
+            fchown(&file, Some(like.uid()), Some(like.gid())).map_err(hint)?;
+            file.set_permissions(like.permissions())?;
         }
-        File::open(&unfinished)?.sync_all()?;
+        file.sync_all()?;
         rename(&unfinished, path)
     };
     write().with_context(|| Usage(format!("cannot write {}", path.display())))

@@ -128,7 +128,7 @@ fn real_traces_give_what_they_must() {
         (
             "agents",
             [(300, 20.71), (1_000, 45.89), (3_000, 82.82), (10_000, 95.95)],
-            [21.2, 50.6, 83.3, 95.85],
+            [21.1, 50.6, 83.3, 95.85],
         ),
     ];
     for (name, lru, adaptive) in expected {

@@ -68,7 +68,12 @@ impl Duels {
     /// Notes the end of a request: it decides the duels of which it uses one chunk.
     pub(super) fn request_ends(&mut self) {
         while let Some(at) = self.touched.pop() {
-            let Some(Duel { used, .. }) = self.end(at as usize) else { continue };
+            // A duel that took the place of a forgotten one goes on.
+            let Some(Duel { used, .. }) = self.duels[at as usize].filter(|duel| duel.used != [false; 2])
+            else {
+                continue;
+            };
+            self.end(at as usize);
             if used[0] != used[1] {
                 self.won.iter_mut().for_each(|won| *won *= KEPT);
                 self.won[usize::from(used[0])] += 1.0;
