@@ -34,6 +34,7 @@ use super::{Report, Tally, part_chunks};
 use crate::clock::now;
 use crate::cluster::{NodeAddress, TENANT};
 use crate::content::{self, TraceName};
+use crate::output;
 use crate::trace::{CHUNK_TOKENS, Request};
 
 /// A replay under way.
@@ -85,14 +86,22 @@ struct Got<'a> {
 }
 
 impl Driver {
-    /// Opens a session with each node; some nodes may be down. Needs a tokio runtime with IO and time.
+    /// Opens a session with each node; some nodes may be down. Nodes of other hosts are left out: at their sockets' paths are other
+    /// nodes. Needs a tokio runtime with IO and time.
     ///
     /// # Errors
     /// [`LinkError`] names the node that cannot be used; [`LinkError::AllDown`] if no node answers.
     pub async fn connect(nodes: &[NodeAddress], settings: LinkSettings) -> Result<Self, LinkError> {
-        let mut links = Vec::new();
+        let (mut links, mut here) = (Vec::new(), Vec::new());
         for node in nodes {
-            links.push(Link::connect(node, settings).await?);
+            match Link::connect(node, settings).await {
+                Ok(link) => {
+                    links.push(link);
+                    here.push(node);
+                }
+                Err(error @ LinkError::Another { .. }) => output::note(format_args!("{error}")),
+                Err(error) => return Err(error),
+            }
         }
         if !links.iter().any(Link::is_open) {
             return Err(LinkError::AllDown);
@@ -108,7 +117,7 @@ impl Driver {
         };
         let part_chunks = part_chunks(block_bytes, in_flight) as usize;
         let namespace = replay_namespace(block_bytes).fingerprint(TENANT);
-        let holdings = Holdings::follow(nodes.iter().map(|node| node.http), &namespace);
+        let holdings = Holdings::follow(here.iter().map(|node| node.http), &namespace);
         Ok(Self {
             nodes: links,
             part_chunks,
@@ -121,8 +130,8 @@ impl Driver {
             sampler: Sampler::default(),
             started: watch::Sender::default(),
             holdings,
-            engines: nodes.iter().map(|_| Engine::new(prefills)).collect(),
-            gpus: nodes.iter().filter(|_| computes).map(|_| Engine::new(1)).collect(),
+            engines: here.iter().map(|_| Engine::new(prefills)).collect(),
+            gpus: here.iter().filter(|_| computes).map(|_| Engine::new(1)).collect(),
             router: None,
             state: RefCell::new(state),
         })

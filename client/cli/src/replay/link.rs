@@ -100,8 +100,7 @@ pub enum LinkError {
     },
     /// Another node has the socket: the node is on another host, or both have one path.
     #[error(
-        "at the socket of {node} is {found}: a replay reaches nodes of its own host alone; give each node's tenant `{TENANT}` a \
-         socket with a path of its own"
+        "{node} is left out: {found} answers at its socket's path here, and a replay reaches nodes of its own host alone"
     )]
     Another {
         /// The node's name.
