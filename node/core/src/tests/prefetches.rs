@@ -142,50 +142,34 @@ fn a_prefetch_that_somebody_waits_for_is_collected_by_nobody_else() {
 }
 
 #[test]
-fn what_was_ordered_and_refused_counts_for_nothing_when_loading_is_weighed() {
-    let mut w = World::new(PEERS);
-    let request = w.lease("a");
-    w.directory_says(&[&[2]]);
-    let asked = w.fetch();
-    w.now += Duration::from_millis(100);
-    w.ended(asked.order, vec![here(1)]);
-    w.leased(request);
-    let request = w.lease("bcdefgh");
-    w.directory_says(&[&[2][..]; 7]);
-    let asked = w.fetch();
-    w.tell(Event::OrderRefused(asked.order));
-    w.leased(request);
-    // Node 2 delivers a block in 0.1 s; a chunk of 16 tokens is computed in 0.2 s.
-    let ask = Lookup { prefill_tokens_per_second: Some(80.0), ..w.ask("xy") };
-    w.asks(w.session, Request::Prefetch(ask));
-    w.directory_says(&[&[2], &[2]]);
-    w.fetch();
-    let Effect::Prefetching { started: Ok(started), .. } = w.next() else { panic!("it has begun") };
-    assert_eq!((started.tokens, started.tokens_to_recompute), (32, 0));
-}
-
-#[test]
 fn what_was_ordered_and_did_not_come_counts_for_nothing_when_loading_is_weighed() {
-    let mut w = World::new(PEERS);
-    let request = w.lease("a");
-    w.directory_says(&[&[2]]);
-    let asked = w.fetch();
-    w.now += Duration::from_millis(100);
-    w.ended(asked.order, vec![here(1)]);
-    w.leased(request);
-    let request = w.lease("bcdefgh");
-    w.directory_says(&[&[2][..]; 7]);
-    let asked = w.fetch();
-    w.ended(asked.order, vec![FAILED; 7]);
-    w.directory_says(&[&[][..]; 7]);
-    w.leased(request);
-    // Node 2 delivers a block in 0.1 s; a chunk of 16 tokens is computed in 0.2 s.
-    let ask = Lookup { prefill_tokens_per_second: Some(80.0), ..w.ask("xy") };
-    w.asks(w.session, Request::Prefetch(ask));
-    w.directory_says(&[&[2], &[2]]);
-    w.fetch();
-    let Effect::Prefetching { started: Ok(started), .. } = w.next() else { panic!("it has begun") };
-    assert_eq!((started.tokens, started.tokens_to_recompute), (32, 0));
+    let is_refused = |w: &mut World, order| w.tell(Event::OrderRefused(order));
+    let fails = |w: &mut World, order| {
+        w.ended(order, vec![FAILED; 7]);
+        w.directory_says(&[&[][..]; 7]);
+    };
+    let ends: [fn(&mut World, OrderNumber); 2] = [is_refused, fails];
+    for end in ends {
+        let mut w = World::new(PEERS);
+        let request = w.lease("a");
+        w.directory_says(&[&[2]]);
+        let asked = w.fetch();
+        w.now += Duration::from_millis(100);
+        w.ended(asked.order, vec![here(1)]);
+        w.leased(request);
+        let request = w.lease("bcdefgh");
+        w.directory_says(&[&[2][..]; 7]);
+        let asked = w.fetch();
+        end(&mut w, asked.order);
+        w.leased(request);
+        // Node 2 delivers a block in 0.1 s; a chunk of 16 tokens is computed in 0.2 s.
+        let ask = Lookup { prefill_tokens_per_second: Some(80.0), ..w.ask("xy") };
+        w.asks(w.session, Request::Prefetch(ask));
+        w.directory_says(&[&[2], &[2]]);
+        w.fetch();
+        let Effect::Prefetching { started: Ok(started), .. } = w.next() else { panic!("it has begun") };
+        assert_eq!((started.tokens, started.tokens_to_recompute), (32, 0));
+    }
 }
 
 #[test]
