@@ -5,6 +5,7 @@
 use std::ffi::CString;
 use std::io::{self, ErrorKind};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use actix_rt::Arbiter;
 use larder_net::blocking::no_thread;
@@ -24,14 +25,15 @@ impl From<JoinHandle<()>> for Joined {
 }
 
 impl Joined {
-    /// Whether the thread has ended.
-    pub(crate) fn is_over(&self) -> bool {
-        self.0.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-
-    /// Lets the thread go on alone.
-    pub(crate) fn leave(mut self) {
-        self.0 = None;
+    /// Waits for the thread, but lets it go on alone once `gives_up`, which is asked again and again.
+    pub(crate) fn join_unless(mut self, mut gives_up: impl FnMut() -> bool) {
+        while self.0.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            if gives_up() {
+                self.0 = None;
+            } else {
+                std::thread::sleep(LOOK_AT_END);
+            }
+        }
     }
 }
 
@@ -114,6 +116,9 @@ pub fn pinned_to() -> io::Result<CpuSet> {
     let set = sched_getaffinity(None)?;
     Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).map(|cpu| cpu as u32).collect())
 }
+
+/// How often a thread that waits for another one's end looks at it.
+const LOOK_AT_END: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
 mod tests {

@@ -218,7 +218,7 @@ fn an_extent_is_renewed_while_others_are_copied_to() {
 }
 
 #[test]
-fn a_panic_in_an_order_is_counted_and_the_lane_goes_on() {
+fn after_a_panic_in_an_order_the_lane_goes_on() {
     let arena = arena(2);
     let lane = lane(4);
     // Made without the checks of `CopyOrder::new`: a bug of ours.

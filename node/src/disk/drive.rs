@@ -5,8 +5,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::io::{Buffer, DiskDevice, Finished, Transfer};
@@ -39,10 +37,8 @@ pub(crate) struct DriveWatch {
 
 /// Waits for the tier's thread when dropped, unless the drive is silent.
 pub(super) struct Ending {
-    thread: Option<Joined>,
-    /// Closed by the thread's end.
-    ended: Receiver<()>,
-    watch: DriveWatch,
+    pub(super) thread: Option<Joined>,
+    pub(super) watch: DriveWatch,
 }
 
 /// An operation under way. It ends when dropped.
@@ -128,31 +124,20 @@ impl DriveWatch {
     }
 }
 
-impl Ending {
-    pub(super) fn new(thread: JoinHandle<()>, ended: Receiver<()>, watch: DriveWatch) -> Self {
-        Self { thread: Some(thread.into()), ended, watch }
-    }
-}
-
 impl Drop for Ending {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         let patience = self.watch.silent_after.min(MOST_PATIENCE);
-        while self.ended.recv_timeout(LOOK_AT_END) == Err(RecvTimeoutError::Timeout) {
+        thread.join_unless(|| {
             let silent = self.watch.drive.silent_for();
-            if silent >= patience {
-                tracing::warn!(
-                    ?silent,
-                    "the drive does not answer: the disk tier ends without its last orders"
-                );
-                return thread.leave();
+            let gives_up = silent >= patience;
+            if gives_up {
+                tracing::warn!(?silent, "the drive does not answer: the disk tier ends without its last orders");
             }
-        }
+            gives_up
+        });
     }
 }
 
 /// The longest wait for a drive's answer when the tier ends.
 const MOST_PATIENCE: Duration = Duration::from_secs(10);
-
-/// How often an ending tier looks at its drive.
-const LOOK_AT_END: Duration = Duration::from_millis(20);

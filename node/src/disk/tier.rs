@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{
-    Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, channel, sync_channel,
+    Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel,
 };
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -94,15 +94,11 @@ impl DiskTier {
             scrub: Scrub::new(options.scrub_bytes_per_second),
             look_at: Duration::ZERO,
         };
-        let (end, ended) = channel();
-        let thread = threads::spawn("larder-disk", &options.cpus, move || {
-            work.run();
-            drop(end);
-        });
+        let thread = threads::spawn("larder-disk", &options.cpus, move || work.run());
         let thread = thread.map_err(OpenError::Thread)?;
         Ok(Self {
             queue,
-            _thread: Ending::new(thread, ended, watch.clone()),
+            _thread: Ending { thread: Some(thread.into()), watch: watch.clone() },
             trouble,
             found,
             metrics,

@@ -74,15 +74,13 @@ impl Drop for Ending {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         let clock = Clock::start();
-        while !thread.is_over() {
-            if clock.elapsed() > self.within {
-                tracing::warn!(
-                    "the object store does not answer: the object tier ends without its last orders"
-                );
-                return thread.leave();
+        thread.join_unless(|| {
+            let gives_up = clock.elapsed() > self.within;
+            if gives_up {
+                tracing::warn!("the object store does not answer: the object tier ends without its last orders");
             }
-            std::thread::sleep(LOOK_AT_END);
-        }
+            gives_up
+        });
     }
 }
 
@@ -377,6 +375,3 @@ const LAST_WAIT: Duration = Duration::from_secs(1);
 
 /// The time that the bytes of a last upload may take when the tier ends: those of a block of 64 MiB.
 const LARGE_UPLOAD: Duration = Duration::from_secs(16);
-
-/// How often an ending tier looks at its thread.
-const LOOK_AT_END: Duration = Duration::from_millis(5);
