@@ -20,7 +20,7 @@ use crate::metrics::{Label, Part as _};
 use crate::quic::host_of;
 
 /// The connections of a server. At the limit, the connection that has been idle for the longest is shut down for a new one;
-/// if none is idle, the new one is shut down. One address has half of the connections at most. Cloning shares.
+/// if none is idle, the new one is shut down. One host has half of the connections at most. Cloning shares.
 #[derive(Debug, Clone)]
 pub struct Connections(Arc<ConnectionBook>);
 
