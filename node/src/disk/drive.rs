@@ -132,7 +132,10 @@ impl Drop for Ending {
             let silent = self.watch.drive.silent_for();
             let gives_up = silent >= patience;
             if gives_up {
-                tracing::warn!(?silent, "the drive does not answer: the disk tier ends without its last orders");
+                tracing::warn!(
+                    ?silent,
+                    "the drive does not answer: the disk tier ends without its last orders"
+                );
             }
             gives_up
         });

@@ -77,7 +77,9 @@ impl Drop for Ending {
         thread.join_unless(|| {
             let gives_up = clock.elapsed() > self.within;
             if gives_up {
-                tracing::warn!("the object store does not answer: the object tier ends without its last orders");
+                tracing::warn!(
+                    "the object store does not answer: the object tier ends without its last orders"
+                );
             }
             gives_up
         });
