@@ -1,15 +1,11 @@
 //! The GPU actor: a mailbox around one [`Core`], on an OS thread of its own.
 //!
-//! The core decides. The actor tells it each event and performs its effects (`perform`): it copies (`copies`), reads and
-//! writes tiers (`below`, `disk`), has its GPU copy (`device_lane`), and asks and answers other actors (`peers`, `handoff`).
-//! `answer` writes the replies to sessions, `seen` shows the actor to people, `lives` handles panics.
+//! The core decides. The actor tells it each event, and has its hands ([`crate::hands`]) perform the core's effects (`perform`,
+//! `peers` for those that concern other actors, `device_lane` for the GPU). `answer` writes the replies to sessions, `seen` shows
+//! the actor to people, `lives` handles panics.
 
 mod answer;
-mod below;
-mod copies;
 mod device_lane;
-mod disk;
-mod handoff;
 mod lives;
 mod messages;
 mod peers;
@@ -26,87 +22,41 @@ use larder_core::store::StoreLimits;
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
 use larder_core::{Core, DeviceLimits, Event, Sources};
 use larder_device::thread::DeviceReport;
-use larder_net::audit::Audit;
 use larder_net::blocking::aside;
 use larder_protocol::session::{Found, Lookup, Pinned, Request};
-use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::watch;
 
 use self::answer::PendingRequest;
-pub use self::below::ObjectParts;
-use self::copies::RenewalFailures;
-pub use self::disk::DiskParts;
-use self::handoff::PeerFollowers;
 use self::lives::Lives;
-pub(crate) use self::messages::HANGS_AFTER;
-pub use self::messages::{Answer, Ask, Client, Errand, ReplyTo, ask, tell_each};
-pub use self::peers::{Fetcher, FollowStarter, Peers};
+pub use self::messages::{Answer, Ask, Client, Errand, ReplyTo, ask};
 use self::perform::Pending;
 pub use self::seen::{ActorReport, Holdings, SessionSeen};
 
-use crate::arena::{Arena, Renewal};
-use crate::clock::Clock;
-use crate::copy::CopyPool;
 use crate::device_lane::{DeviceLane, DevicePlace};
-use crate::events::Feed;
-use crate::exchange::{PinForAdmin, Tell};
+use crate::disk::namespaces::KnownNamespace;
+use crate::disk::{Gone, Why};
+use crate::exchange::PinForAdmin;
 use crate::filling::Arrival;
-use crate::lookup_log::Recorder;
-use crate::metrics::ActorMetrics;
-use crate::siblings::{SIBLING_DEADLINE, Siblings};
+use crate::hands::Hands;
+use crate::siblings::SIBLING_DEADLINE;
 use crate::spans::{cause_of, describe_request};
+use crate::tell::Tell;
 use crate::window::Window;
 
 /// The actor of one GPU, or of a node without GPUs.
 pub struct GpuActor {
     pub(crate) core: Core,
-    hands: Hands,
+    pub(crate) hands: Hands,
     /// The lane to the actor's device.
     device_lane: DeviceLane,
     /// Inputs from other threads, beside messages. Taken when the actor starts.
     inputs: Option<Inputs>,
     /// The engines behind the open sessions.
     engines: HashMap<SessionId, Engine>,
-    /// Extents that wait for new memory and for the copy pool.
-    renewals: Vec<Renewal>,
-    /// Whether the copy pool makes memory for one of them.
-    is_renewing: bool,
-    renewal_failures: RenewalFailures,
     pending: Pending,
-    /// Peers' leases report their end here.
-    ended_grants: UnboundedSender<u64>,
-    /// Peers that follow chunks of writers here.
-    followers: PeerFollowers,
     /// The actor's present life.
     lives: Lives,
-}
-
-/// The hands of an actor: the parts that perform its core's effects.
-pub struct Hands {
-    /// The memory of the actor's chunks.
-    pub arena: Arena,
-    /// The copy threads.
-    pub lane: Arc<CopyPool>,
-    /// The counters.
-    pub metrics: ActorMetrics,
-    /// The clock.
-    pub clock: Clock,
-    /// The audit log of pins.
-    pub audit: Audit,
-    /// The lookup log.
-    pub recorder: Option<Recorder>,
-    /// Other actors of this node, if there are any.
-    pub siblings: Option<Siblings>,
-    /// Other nodes, if there are any.
-    pub peers: Option<Peers>,
-    /// The feed of events.
-    pub feed: Feed,
-    /// The disk below the store, if there is one.
-    pub disk: Option<DiskParts>,
-    /// Why the disk was not opened.
-    pub disk_trouble: Option<String>,
-    /// The object store, if there is one.
-    pub objects: Option<ObjectParts>,
 }
 
 /// Inputs of an actor from other threads, beside messages.
@@ -139,6 +89,8 @@ pub struct Parts {
     pub tenants: Arc<[String]>,
     /// Brings the memory of every extent.
     pub arriving: mpsc::Receiver<Arrival>,
+    /// Brings the ends of peers' leases.
+    pub ended_grants: UnboundedReceiver<u64>,
     /// Tells when a fault ended all sessions.
     pub lives: watch::Sender<u64>,
     /// The actor's hands.
@@ -148,7 +100,7 @@ pub struct Parts {
 impl GpuActor {
     /// An actor over an empty store.
     #[must_use]
-    pub fn new(Parts { store, device, tenants, arriving, lives, hands }: Parts) -> Self {
+    pub fn new(Parts { store, device, tenants, arriving, ended_grants, lives, hands }: Parts) -> Self {
         let (place, device_limits) = device;
         let Hands { siblings, peers, disk, objects, .. } = &hands;
         let sources = Sources {
@@ -158,7 +110,6 @@ impl GpuActor {
             object: objects.as_ref().map(|objects| objects.deadline),
             known_chunks: objects.as_ref().map_or(0, |objects| objects.known_chunks),
         };
-        let (ended_grants, ends) = mpsc::unbounded_channel();
         let (device_lane, reports) = DeviceLane::new(place, device_limits.orders);
         let mut core = Core::new(store, sources, device_limits, tenants);
         // No extent is in use before its memory is there.
@@ -170,14 +121,9 @@ impl GpuActor {
             core,
             hands,
             device_lane,
-            inputs: Some(Inputs { ended_grants: ends, arriving, device: reports }),
+            inputs: Some(Inputs { ended_grants, arriving, device: reports }),
             engines: HashMap::new(),
-            renewals: Vec::new(),
-            is_renewing: false,
-            renewal_failures: RenewalFailures::default(),
             pending: Pending::default(),
-            ended_grants,
-            followers: PeerFollowers::default(),
             lives: Lives::new(lives),
         }
     }
@@ -214,6 +160,44 @@ impl GpuActor {
         if let Some(recorder) = self.hands.recorder.as_ref().filter(|_| lookup.is_whole()) {
             let hashes = &ask.chain.hashes;
             recorder.record(lookup.fingerprint, lookup.chunk_tokens, lookup.prompt_tokens, hashes, lookup.at);
+        }
+    }
+
+    /// Begins to learn which chunks are on disk.
+    fn start_disk(&mut self, ctx: &mut Context<Self>) {
+        let Some(disk) = &mut self.hands.disk else { return };
+        let known = std::mem::take(&mut disk.known);
+        if let Some(mut gone) = disk.gone.take() {
+            self.hear(ctx, poll_fn(move |cx| gone.poll_recv(cx)), |_, Gone { chunks, why }| match why {
+                Why::Evicted | Why::Damaged => Event::LeftDisk(chunks),
+                Why::Closed => Event::DiskClosed,
+            });
+        }
+        for known in known {
+            let (fingerprint, KnownNamespace { tenant, spec }) = (known.fingerprint(), known);
+            self.hands.owners(|owners| owners.own(&tenant, fingerprint));
+            match self.core.know(tenant.clone(), fingerprint, spec) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.hands.owners(|owners| owners.serves(&tenant, false));
+                    tracing::warn!(
+                        tenant,
+                        "the disk has chunks of a tenant that is not configured: they are not used"
+                    );
+                }
+                Err(error) => tracing::warn!(tenant, %error, "a namespace on disk cannot be used"),
+            }
+        }
+        self.core.list_disk();
+        self.settle(ctx);
+    }
+
+    /// Tells the core when the disk's drive falls silent, and when it answers again.
+    fn look_at_drive(&mut self, ctx: &mut Context<Self>) {
+        let is_silent = self.hands.is_drive_silent();
+        let store = self.core.store();
+        if store.has_disk() && is_silent != store.is_disk_silent() {
+            self.decide(Event::DiskSilent(is_silent), ctx);
         }
     }
 
@@ -257,11 +241,12 @@ impl Actor for GpuActor {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
         if let Some(Inputs { mut ended_grants, mut arriving, mut device }) = self.inputs.take() {
             self.hear(ctx, poll_fn(move |cx| ended_grants.poll_recv(cx)), |actor, grant| {
-                actor.followers.remove(&grant);
+                actor.hands.followers.remove(&grant);
                 Event::GrantEnded(grant)
             });
             self.hear(ctx, poll_fn(move |cx| arriving.poll_recv(cx)), |actor, (extent, memory)| {
-                actor.occupied(extent, memory)
+                actor.hands.arena.occupy(extent, memory);
+                actor.is_occupied(extent)
             });
             self.hear(ctx, poll_fn(move |cx| device.poll_recv(cx)), |actor, report| {
                 Event::Device(actor.device_lane.event_of(report))

@@ -27,7 +27,7 @@ use prometheus::Registry;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
-use crate::actor::{GpuActor, Peers};
+use crate::actor::GpuActor;
 use crate::clock::Clock;
 use crate::directory::{DirectoryActor, DirectoryLimits, DirectoryMetrics};
 use crate::drain::Drains;
@@ -35,6 +35,7 @@ use crate::exchange::{
     BlockThreads, Common, ConnectedPeers, ExchangeHandle, ExchangeLimits, ExchangeMetrics, NewTable,
     PeerActor, Rooms, Serve, Services, ShowNode, SilentPeers, StartError,
 };
+use crate::hands::Peers;
 use crate::limits::ClusterLimits;
 use crate::metrics::table::Membership;
 use crate::purge::Purges;

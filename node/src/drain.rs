@@ -29,7 +29,7 @@ use tokio::time::sleep;
 use self::heard::Heard;
 use crate::actor::{GpuActor, ask};
 use crate::clock::Clock;
-use crate::exchange::Tell;
+use crate::tell::Tell;
 
 /// The node's drain. Cloning shares.
 #[derive(Debug, Clone)]

@@ -38,7 +38,7 @@ use std::time::Duration;
 use actix::prelude::*;
 pub use larder_core::exchange::ExchangeLimits;
 use larder_core::placement::Worth;
-use larder_core::{AdminPin, Arrival, Event};
+use larder_core::{AdminPin, Arrival};
 use larder_net::quic::{Connection, Endpoint};
 use larder_net::trace::Trace;
 use larder_protocol::drain::{TakeChunk, TakeNamespace, Taken};
@@ -352,11 +352,6 @@ impl Drop for PeerLease {
         let _ = self.ended.send(self.number);
     }
 }
-
-/// Tells an actor's core an event. The reply comes when the core has decided.
-#[derive(Message, Debug)]
-#[rtype(result = "()")]
-pub struct Tell(pub Event);
 
 /// Offers an actor chunks that another node evicts. The answer says of each chunk, in their order, whether the actor fetches it.
 #[derive(Message, Debug)]

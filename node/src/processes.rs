@@ -21,7 +21,8 @@ use larder_core::store::ids::{ProcessId, TenantId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::watch;
 
-use crate::actor::{GpuActor, tell_each};
+use crate::actor::GpuActor;
+use crate::tell::tell_each;
 
 use socket_process::Exit;
 pub use socket_process::{Identity, PeerError, SocketProcess};

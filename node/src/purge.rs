@@ -14,12 +14,13 @@ use larder_protocol::purge::{PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, 
 use tokio::sync::oneshot::Receiver;
 use tokio::time::{sleep, timeout};
 
-use crate::actor::{Errand, GpuActor, ask, tell_each};
+use crate::actor::{Errand, GpuActor, ask};
 use crate::clock::Clock;
 use crate::disk::drive::DriveWatch;
 use crate::disk::{DiskPurge, PurgedSegment, Refused};
 use crate::object::ObjectTier;
 use crate::object::tier::ObjectPurge;
+use crate::tell::tell_each;
 use crate::watched::{Watch, here};
 use larder_net::audit::Audit;
 
@@ -260,7 +261,9 @@ impl Purges {
             return Ok(());
         };
         for actor in actors {
-            for namespace in answer_of(actor, ask(|actor: &mut GpuActor| actor.undescribed())).await? {
+            let undescribed =
+                |actor: &mut GpuActor| actor.core.undescribed(actor.hands.namespaces_at_start());
+            for namespace in answer_of(actor, ask(undescribed)).await? {
                 let mut keys = PurgedKeys::default();
                 keys.add(namespace);
                 // Counted for no purge.
@@ -288,7 +291,8 @@ impl Purges {
         let (mut after, mut found) = (0, 0);
         loop {
             let of_disk = DiskPurge { keys: Arc::clone(keys), mode };
-            let purged = match answer_of(actor, ask(move |actor| actor.purge_disk(of_disk, after))).await? {
+            let ordered = ask(move |actor| actor.hands.purge_disk(of_disk, after));
+            let purged = match answer_of(actor, ordered).await? {
                 None => return Ok(found),
                 Some(Ok((purged, drive))) => purged_segment(purged, &drive).await,
                 Some(Err(refused)) => Err(refused),

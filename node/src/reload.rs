@@ -17,13 +17,14 @@ use larder_net::reload::{ReloadTimes, differences, note};
 use larder_protocol::reload::Reloaded;
 use tokio::sync::{Mutex, mpsc, oneshot};
 
-use crate::actor::{GpuActor, tell_each};
+use crate::actor::GpuActor;
 use crate::config::{Config, TenantConfig};
 use crate::drain::Drains;
 use crate::exchange::{PeerActor, SetPace};
 use crate::findings::FindingStatus;
 use crate::host::HostFacts;
 use crate::limits::Limits;
+use crate::tell::tell_each;
 use crate::tenants::{ChangeTenants, Tenants};
 use larder_net::audit::Audit;
 

@@ -24,7 +24,8 @@ use larder_core::store::{Change, ChangeKind};
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, Fingerprint};
 
-use crate::exchange::{AskBlocks, Tell};
+use crate::exchange::AskBlocks;
+use crate::tell::Tell;
 
 /// How long a sibling may take to answer from memory or from its disk.
 pub const SIBLING_DEADLINE: Duration = Duration::from_secs(2);

@@ -11,9 +11,9 @@ use larder_core::Event;
 use larder_core::store::ids::TenantId;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::actor::tell_each;
 use crate::limits::{Limits, TenantLimits};
 use crate::session::{BindError, Listener, Listening, Places, SessionSettings};
+use crate::tell::tell_each;
 use crate::window::WindowBudget;
 
 /// The tenants that the node serves or served, by number. Cloning shares.

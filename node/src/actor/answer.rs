@@ -1,6 +1,5 @@
 //! The store's results as messages of the protocol.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use larder_core::Counted;
@@ -8,9 +7,10 @@ use larder_core::store::ids::SessionId;
 use larder_core::store::{self, Refused};
 use larder_net::trace::Trace;
 use larder_protocol::handoff::InPlace;
-use larder_protocol::session::{Extent, Leased, Pinned, Reserved, Response};
+use larder_protocol::session::{Leased, Pinned, Reserved, Response};
 
 use super::{Answer, GpuActor, ReplyTo};
+use crate::hands::Shown;
 use crate::metrics::Outcome;
 use crate::spans::describe_answer;
 
@@ -22,9 +22,6 @@ pub(super) struct PendingRequest {
     pub(super) trace: Trace,
     pub(super) started: Duration,
 }
-
-/// Extents with their descriptors.
-type Shown = (Vec<Extent>, Vec<OwnedFd>);
 
 impl GpuActor {
     /// Answers a request. A session that ended needs no answer: its end releases what it held.
@@ -77,23 +74,6 @@ impl GpuActor {
         });
         Answer { response: Some(response), descriptors }
     }
-
-    /// The extents that a session sees for the first time; `None` if there are not enough descriptors for all of them.
-    pub(super) fn show(&self, extents: &[u32]) -> Option<Shown> {
-        let shown = extents.iter().map(|&extent| {
-            let memory = self.hands.arena.extent(extent);
-            let descriptor = memory.descriptor().try_clone_to_owned()?;
-            Ok((Extent { extent, bytes: memory.bytes() }, descriptor))
-        });
-        shown.collect::<std::io::Result<Shown>>().inspect_err(no_descriptor_left).ok()
-    }
-}
-
-fn no_descriptor_left(error: &std::io::Error) {
-    tracing::error!(
-        %error,
-        "no descriptor left to show an engine the memory of its blocks: it is asked to wait; raise the limit of open files"
-    );
 }
 
 impl From<Response> for Answer {

@@ -24,7 +24,6 @@ use pin_project_lite::pin_project;
 use tokio::sync::watch;
 
 use super::GpuActor;
-use super::handoff::PeerFollowers;
 use crate::watched::said;
 
 /// An actor's present life.
@@ -144,18 +143,12 @@ impl GpuActor {
             reason,
             "a fault of Larder ended this actor's life: its sessions end, its memory is emptied, and it begins anew; please report this line"
         );
-        self.hands.metrics.life_ended();
         self.engines.clear();
         self.device_lane.close_all();
         self.core.begin_anew();
         self.pending.begin_anew();
         self.device_lane.want_sweep();
-        // Dropped channels tell waiting tasks that no answer comes.
-        self.followers = PeerFollowers::default();
-        self.hands.feed.restart();
-        if let Some(siblings) = &self.hands.siblings {
-            siblings.forget_all();
-        }
+        self.hands.begin_anew();
         self.lives.told.send_replace(life);
         self.return_extents(ctx);
         self.settle(ctx);

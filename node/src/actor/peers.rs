@@ -1,72 +1,35 @@
-//! The actor's work with other actors, of this node and of others: it asks for holders and chunks, announces its own chunks, lends
-//! blocks, and hands chunks over in a drain.
+//! The actor's work with other actors, of this node and of others: it fetches chunks from them, and answers what they ask.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;
+use futures_util::{StreamExt as _, stream};
 use larder_core::directory::Changes;
-use larder_core::store::{Change, FetchId, Granted, Offered};
-use larder_core::{
-    Announced, Arrival, Effect, Event, Offer, QuestionId, RecallId, TakeNumber, TakeOrder, TakeReply,
-};
-use larder_net::trace::Trace;
-use larder_protocol::drain::{Take, Taken};
-use larder_protocol::peer::{OfferChunks, PeerRequest, PeerResponse};
-use larder_protocol::table::{Holder, NodeNumber};
-use larder_protocol::{ChunkRef, Fingerprint};
-use tokio::sync::{oneshot, watch};
+use larder_core::store::{FetchId, Granted};
+use larder_core::{Announced, Effect, Event, Offer, QuestionId, TakeReply};
+use larder_protocol::drain::Taken;
+use larder_protocol::peer::Class;
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::GpuActor;
 use super::perform::OrderHandles;
-use crate::directory::{AskHolders, Changed, FoundHolders, Stale};
+use crate::directory::{AskHolders, FoundHolders, Stale};
 use crate::exchange::{
-    AskBlocks, AskPeer, FetchChunk, FetchOrder, FollowOrder, Grant, GrantedBlock, GrantedChunk, PeerLease,
-    Rooms, TakeChunks, TakeIn,
+    AskBlocks, AskFollow, FetchChunk, FetchOrder, FollowOrder, Grant, PeerLease, TakeChunks, TakeIn,
 };
 use crate::spans::{cause_of, trace_of};
-
-/// The ways by which an actor reaches other nodes.
-pub struct Peers {
-    /// The actor's number.
-    pub device: u16,
-    /// Answers questions for holders.
-    pub holders: Recipient<AskHolders>,
-    /// Hears of this actor's gained and lost chunks.
-    pub changed: Recipient<Changed>,
-    /// The number of times that the directory began again. Each time the actor must tell it all held chunks.
-    pub restarts: watch::Receiver<u64>,
-    /// Hears of wrong rows.
-    pub stale: Recipient<Stale>,
-    /// Asks another node.
-    pub ask: Recipient<AskPeer>,
-    /// Starts fetches.
-    pub fetch: Fetcher,
-    /// The worth of the nodes' next victims.
-    pub rooms: Rooms,
-    /// The number of news from `rooms` that the core has heard.
-    pub news: u64,
-    /// Follows chunks at their writers' nodes.
-    pub follow: FollowStarter,
-    /// The node's name.
-    pub node: String,
-    /// How long a lease waits for other nodes.
-    pub deadline: Duration,
-}
-
-/// Hands an order to the exchange; `None` if the exchange has too many.
-pub type Fetcher = Box<dyn Fn(FetchOrder) -> Option<oneshot::Receiver<Vec<Arrival>>> + Send>;
-
-/// Hands a follow to the exchange; returns `false` if the exchange has too many.
-pub type FollowStarter = Box<dyn Fn(FollowOrder) -> bool + Send>;
 
 impl GpuActor {
     /// Performs an effect that concerns other actors, of this node or of others.
     pub(super) fn perform_elsewhere(&mut self, effect: Effect, ctx: &mut Context<Self>) {
         match effect {
             Effect::FindSiblings { question, fingerprint, chunks } => {
-                self.find_siblings(question, &fingerprint, &chunks);
+                let siblings = self.hands.siblings.iter();
+                let holders = siblings.flat_map(|siblings| {
+                    chunks.iter().map(|chunk| siblings.holders(&fingerprint, &chunk.hash))
+                });
+                let holders = holders.collect();
+                self.tell(Event::SiblingsFound { question, holders });
             }
             Effect::FindHolders { question, fingerprint, chunks, cause } => {
                 let trace = trace_of(&cause);
@@ -76,16 +39,22 @@ impl GpuActor {
             Effect::Hurry(order) => self.pending.hurry(order),
             Effect::CancelOrder(order) => self.pending.cancel(order),
             Effect::TellSiblings(changes) => {
-                _ = self.hands.siblings.as_ref().map(|siblings| siblings.note(&changes))
+                _ = self.hands.siblings.as_ref().map(|siblings| siblings.note(&changes));
             }
             Effect::Changed { sequence, told, changes, to_directory } => {
-                self.changed(sequence, told, changes, to_directory);
+                self.hands.feed.tell(sequence, &changes[told..]);
+                if to_directory {
+                    let announced = self.hands.announce(Changes::Since(changes));
+                    announced.into_iter().for_each(|announced| self.tell(Event::Announced(announced)));
+                }
             }
-            Effect::AnnouncePage { page, next } => {
-                self.announce(Changes::Page(page), Event::PageAnnounced { next });
-            }
+            Effect::AnnouncePage { page, next } => match self.hands.announce(Changes::Page(page)) {
+                Some(Announced::Taken) => self.tell(Event::PageAnnounced { next }),
+                Some(refused) => self.tell(Event::Announced(refused)),
+                None => {}
+            },
             Effect::Stale { holder, fingerprint, chunks } => {
-                self.tell_stale(Stale { holder, fingerprint, chunks });
+                self.hands.tell_stale(Stale { holder, fingerprint, chunks });
             }
             Effect::TellDamaged { device, fingerprint, hashes } => {
                 _ = self.hands.siblings.as_ref().map(|all| all.tell_damaged(device, fingerprint, hashes));
@@ -93,24 +62,30 @@ impl GpuActor {
             Effect::TellMoved { device, fingerprint, hash } => {
                 _ = self.hands.siblings.as_ref().map(|all| all.tell_moved(device, fingerprint, hash));
             }
-            Effect::Granted { recall, granted } => self.answer_recall(recall, granted),
-            Effect::Follow(order) => self.order_follow(order, ctx),
-            Effect::TellFollower(told) => self.tell_follower(told),
-            Effect::Offer(offered) => self.offer(offered, ctx),
-            Effect::AskToTake(order) => self.ask_to_take(order, ctx),
-            Effect::Taken { take, taken } => self.answer_take(take, taken),
+            Effect::Granted { recall, granted } => {
+                let grant = self.hands.grant(granted);
+                // If nobody is there to tell, the asker went away: the grant ends when it is dropped.
+                _ = self.pending.recalls.remove(&recall).map(|answer| answer.send(grant));
+            }
+            Effect::Follow(order) => self.follow(order, ctx),
+            Effect::TellFollower(news) => self.hands.tell_follower(news),
+            Effect::Offer(offered) => {
+                let offer = offered.number;
+                if let Some(asked) = self.hands.offer(offered) {
+                    self.tell_when(ctx, asked, move |wanted| Event::OfferEnded { offer, wanted });
+                }
+            }
+            Effect::AskToTake(order) => {
+                let take = order.take;
+                let asked = self.hands.ask_to_take(order);
+                self.tell_answer(ctx, asked, move |taken| Event::TakeAnswered { take, taken });
+            }
+            // If nobody is there to tell, the asker went away.
+            Effect::Taken { take, taken } => {
+                _ = self.pending.takes.remove(&take).map(|answer| answer.send(taken));
+            }
             effect => unreachable!("{effect:?} concerns this actor alone"),
         }
-    }
-
-    fn find_siblings(&mut self, question: QuestionId, fingerprint: &Fingerprint, chunks: &[ChunkRef]) {
-        let holders = self
-            .hands
-            .siblings
-            .iter()
-            .flat_map(|siblings| chunks.iter().map(|chunk| siblings.holders(fingerprint, &chunk.hash)));
-        let holders = holders.collect();
-        self.tell(Event::SiblingsFound { question, holders });
     }
 
     fn find_holders(&mut self, question: QuestionId, ask: AskHolders, ctx: &mut Context<Self>) {
@@ -134,121 +109,45 @@ impl GpuActor {
         let (cancel, cancelled) = oneshot::channel();
         let trace = trace_of(&ordered.cause);
         let coming = self.fetch_chunks(&ordered.chunks).and_then(|chunks| {
-            self.order_from(FetchOrder { ordered, chunks, class: waits, cancelled, trace })
+            self.hands.fetch(FetchOrder { ordered, chunks, class: waits, cancelled, trace })
         });
         let Some(coming) = coming else { return self.tell(Event::OrderRefused(number)) };
         self.pending.orders.insert(number, OrderHandles { class, cancel: Some(cancel) });
-        let finish = coming.map(move |came, actor, ctx| {
+        let finish = coming.into_actor(self).map(move |came, actor, ctx| {
             actor.pending.orders.remove(&number);
             actor.decide(Event::OrderEnded { order: number, came }, ctx);
         });
         self.spawn(ctx, finish);
     }
 
-    /// Hands an order to the exchange, or carries it out if its holder is on this node; `None` if there are too many.
-    fn order_from(&self, order: FetchOrder) -> Option<LocalBoxActorFuture<Self, Vec<Arrival>>> {
-        if order.ordered.holder.node == NodeNumber::THIS_NODE {
-            let coming = self.hands.siblings.as_ref()?.fetch(order, Arc::clone(&self.hands.lane));
-            return Some(Box::pin(coming.into_actor(self)));
-        }
-        let coming = (self.hands.peers.as_ref()?.fetch)(order)?;
-        Some(Box::pin(coming.into_actor(self).map(|came, _, _| came.unwrap_or_default())))
-    }
-
     /// Chunks with the targets of their blocks; `None` if a chunk is no longer wanted.
-    pub(super) fn fetch_chunks(&self, chunks: &[FetchId]) -> Option<Vec<FetchChunk>> {
-        let chunk = |&id: &FetchId| {
-            let (_, wanted) = self.core.wanted(id)?;
-            let blocks = wanted.blocks.iter().map(|block| self.hands.arena.destination(block));
-            Some(FetchChunk { hash: wanted.chunk.hash, blocks: blocks.collect() })
-        };
+    fn fetch_chunks(&self, chunks: &[FetchId]) -> Option<Vec<FetchChunk>> {
+        let chunk = |&id: &FetchId| self.core.wanted(id).map(|(_, wanted)| self.hands.fetch_chunk(wanted));
         chunks.iter().map(chunk).collect()
     }
 
-    fn tell_stale(&self, stale: Stale) {
-        let holder: Holder = stale.holder;
-        if let Some(peers) = &self.hands.peers
-            && peers.stale.try_send(stale).is_err()
-        {
-            tracing::debug!(%holder, "the directory is busy: a stale row stays for now");
+    /// Follows chunks at their writer's node.
+    fn follow(&mut self, ordered: larder_core::FollowOrder, ctx: &mut Context<Self>) {
+        let number = ordered.order;
+        let (Some(peers), Some(chunks)) = (&self.hands.peers, self.fetch_chunks(&ordered.chunks)) else {
+            return self.tell(Event::FollowEnded(number));
+        };
+        let ((news, mut came), (cancel, cancelled)) = (mpsc::unbounded_channel(), oneshot::channel());
+        let order = FollowOrder { ordered, chunks, news, cancelled };
+        if !(peers.follow)(order) {
+            return self.tell(Event::FollowEnded(number));
         }
-    }
-
-    fn answer_recall(&mut self, recall: RecallId, granted: Granted) {
-        let grant = self.show_grant(granted);
-        // If nobody is there to tell, the asker went away: the grant ends when it is dropped.
-        let _ = self.pending.recalls.remove(&recall).map(|answer| answer.send(grant));
-    }
-
-    /// Tells followers of events the gained and lost chunks, and also the directory if `to_directory`.
-    pub(super) fn changed(&mut self, sequence: u64, told: usize, changes: Vec<Change>, to_directory: bool) {
-        self.hands.feed.tell(sequence, &changes[told..]);
-        if to_directory {
-            self.announce(Changes::Since(changes), Event::Announced(Announced::Taken));
-        }
-    }
-
-    /// Offers a node chunks that are evicted here. No answer in time means that the node wants none.
-    pub(super) fn offer(&mut self, offered: Offered, ctx: &mut Context<Self>) {
-        let Some(peers) = &self.hands.peers else { return };
-        let Offered { number, to, fingerprint, worth, chunks } = offered;
-        let request =
-            PeerRequest::Offer(OfferChunks { device: peers.device, fingerprint, worth: worth.0, chunks });
-        let ask = AskPeer { node: to, request, deadline: OFFER_DEADLINE, trace: Trace::default() };
-        self.tell_when(ctx, peers.ask.send(ask), move |answer| {
-            let wanted = match answer {
-                Ok(Ok(PeerResponse::Wanted(wanted))) => wanted,
-                _ => Vec::new(),
-            };
-            Event::OfferEnded { offer: number, wanted }
+        let class = watch::Sender::new(Class::Decode);
+        self.pending.orders.insert(number, OrderHandles { class, cancel: Some(cancel) });
+        let end = stream::once(async move { Event::FollowEnded(number) });
+        self.hear(ctx, stream::poll_fn(move |cx| came.poll_recv(cx)).chain(end), |actor, came| {
+            if let Event::FollowEnded(order) = came {
+                actor.pending.orders.remove(&order);
+            }
+            came
         });
     }
 
-    /// A peer's view of a grant, with the lease that keeps its slots from reuse.
-    pub(super) fn show_grant(&self, granted: Granted) -> Grant {
-        match granted {
-            Granted::Held { grant, reads, is_on_disk, pools, blocks } => {
-                let blocks = blocks.into_iter().map(|block| GrantedBlock {
-                    memory: Arc::clone(self.hands.arena.extent(block.place.extent)),
-                    offset: block.place.offset,
-                    bytes: block.bytes,
-                    checksum: block.checksum,
-                });
-                let blocks = blocks.collect();
-                Grant::Held(GrantedChunk { reads, is_on_disk, pools, blocks, lease: self.peer_lease(grant) })
-            }
-            Granted::NotHeld | Granted::OnDisk => Grant::NotHeld,
-            Granted::Busy => Grant::Busy { retry_after_ms: GRANT_RETRY_MS },
-        }
-    }
-
-    /// A lease for a peer's grant or follow. The actor hears when the lease ends.
-    pub(super) fn peer_lease(&self, number: u64) -> Arc<PeerLease> {
-        Arc::new(PeerLease { number, ended: self.ended_grants.clone() })
-    }
-
-    /// Announces changes to the directory, and tells the core whether the directory took them.
-    pub(super) fn announce(&mut self, changes: Changes, taken: Event) {
-        let Some(peers) = &self.hands.peers else { return };
-        let event = match peers.changed.try_send(Changed { device: peers.device, changes }) {
-            Ok(()) => taken,
-            Err(SendError::Full(Changed { changes, .. })) => Event::Announced(Announced::Full(changes)),
-            Err(SendError::Closed(_)) => Event::Announced(Announced::Lost),
-        };
-        self.tell(event);
-    }
-}
-
-impl Handler<AskBlocks> for GpuActor {
-    type Result = Response<Vec<Grant>>;
-
-    fn handle(&mut self, ask: AskBlocks, ctx: &mut Self::Context) -> Self::Result {
-        let nothing = || Response::reply(Vec::new());
-        self.guard(ctx, |actor, ctx| actor.grant_all(ask, ctx)).unwrap_or_else(nothing)
-    }
-}
-
-impl GpuActor {
     /// Grants chunks to a peer, those on disk included.
     fn grant_all(&mut self, ask: AskBlocks, ctx: &mut Context<Self>) -> Response<Vec<Grant>> {
         let AskBlocks { fingerprint, hashes, block_bytes, class, trace } = ask;
@@ -266,7 +165,7 @@ impl GpuActor {
                     Granted::Busy
                 }
             };
-            grants.push(self.show_grant(granted));
+            grants.push(self.hands.grant(granted));
         }
         self.settle(ctx);
         if coming.is_empty() {
@@ -281,34 +180,17 @@ impl GpuActor {
         })
     }
 
-    /// Asks an actor of another node to keep chunks; the core hears the answer.
-    pub(super) fn ask_to_take(&mut self, order: TakeOrder, ctx: &mut Context<Self>) {
-        let TakeOrder { take, taker, namespace, chunks } = order;
-        let Some(peers) = &self.hands.peers else {
-            return self.tell(Event::TakeAnswered { take, taken: None });
-        };
-        let request = Take { from: peers.device, to: taker.device, namespace, chunks };
-        let ask = AskPeer {
-            node: taker.node,
-            request: PeerRequest::Take(Box::new(request)),
-            deadline: TAKE_DEADLINE,
-            trace: Trace::default(),
-        };
-        self.tell_when(ctx, peers.ask.send(ask), move |answer| {
-            let taken = match answer {
-                Ok(Ok(PeerResponse::Taken(taken))) => Some(taken),
-                _ => None,
-            };
-            Event::TakeAnswered { take, taken }
-        });
+    /// Lets a peer follow chunks; `None` if peers already follow too many.
+    fn follow_for_peer(&mut self, ask: AskFollow, ctx: &mut Context<Self>) -> Option<Arc<PeerLease>> {
+        let AskFollow { fingerprint, hashes, pools, attempt, patience_ms, news } = ask;
+        let (now, chunks) = (self.hands.clock.elapsed(), (&*hashes, &*pools));
+        let number = self.core.follow_for_peer(now, &fingerprint, chunks, (attempt, patience_ms))?;
+        let lease = self.hands.lease_follow(number, news);
+        self.settle(ctx);
+        Some(lease)
     }
 
-    /// Answers a node that drains.
-    pub(super) fn answer_take(&mut self, take: TakeNumber, taken: Taken) {
-        // If nobody is there to tell, the asker went away.
-        let _ = self.pending.takes.remove(&take).map(|answer| answer.send(taken));
-    }
-
+    /// Takes chunks over from a node that drains.
     fn take(&mut self, asked: TakeChunks, ctx: &mut Context<Self>) -> Response<Option<Taken>> {
         let TakeChunks { from, namespace, chunks } = asked;
         let now = self.hands.clock.elapsed();
@@ -325,6 +207,23 @@ impl GpuActor {
         };
         self.settle(ctx);
         response
+    }
+}
+
+impl Handler<AskBlocks> for GpuActor {
+    type Result = Response<Vec<Grant>>;
+
+    fn handle(&mut self, ask: AskBlocks, ctx: &mut Self::Context) -> Self::Result {
+        let nothing = || Response::reply(Vec::new());
+        self.guard(ctx, |actor, ctx| actor.grant_all(ask, ctx)).unwrap_or_else(nothing)
+    }
+}
+
+impl Handler<AskFollow> for GpuActor {
+    type Result = MessageResult<AskFollow>;
+
+    fn handle(&mut self, ask: AskFollow, ctx: &mut Self::Context) -> Self::Result {
+        MessageResult(self.guard(ctx, |actor, ctx| actor.follow_for_peer(ask, ctx)).flatten())
     }
 }
 
@@ -349,12 +248,3 @@ impl Handler<TakeIn> for GpuActor {
         MessageResult(wanted.unwrap_or_default())
     }
 }
-
-/// How long a node may take to answer an offer of evicted chunks: shorter than the chunks wait for the answer.
-const OFFER_DEADLINE: Duration = Duration::from_millis(500);
-
-/// The pause for a peer when too much is being sent.
-const GRANT_RETRY_MS: u64 = 5;
-
-/// How long another node may take to fetch the chunks that it is asked to keep.
-const TAKE_DEADLINE: Duration = Duration::from_secs(8);

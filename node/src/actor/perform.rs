@@ -4,21 +4,25 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use actix::prelude::*;
+use futures_util::stream;
 use larder_core::reports::Reporter;
 use larder_core::store::PurgedPage;
 use larder_core::store::ids::SessionId;
-use larder_core::{Effect, Event, OrderNumber, RecallId, RequestId, Started, TakeNumber};
-use larder_protocol::ChunkHash;
+use larder_core::{
+    Description, Effect, Event, OrderNumber, ReadAnswer, RecallId, RequestId, Started, TakeNumber,
+};
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::drain::Taken;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Prefetching, Response};
+use larder_protocol::{ChunkHash, Fingerprint};
 use tokio::sync::{oneshot, watch};
 
 use super::answer::PendingRequest;
 use super::{Answer, GpuActor, NO_ANSWER};
 use crate::disk::namespaces::KnownNamespace;
 use crate::exchange::Grant;
+use crate::hands::{Hands, Renewed};
 use crate::object::metrics::Side;
 
 /// Requests, orders and answers under way, by the core's numbers.
@@ -103,7 +107,10 @@ impl GpuActor {
             self.perform(effect, ctx);
         }
         self.pending.put_off();
-        self.renew_extents(ctx);
+        if let Some(renewed) = self.hands.renewals.next(&self.hands.copy_pool) {
+            // In every life: the arena needs the memory, whichever life ordered it.
+            self.hear(ctx, stream::once(renewed), Self::renewed);
+        }
         let Some(at) = self.core.next_deadline() else { return };
         if self.pending.alarm.is_none_or(|alarm| at < alarm) {
             self.pending.alarm = Some(at);
@@ -121,7 +128,7 @@ impl GpuActor {
 
     fn perform(&mut self, effect: Effect, ctx: &mut Context<Self>) {
         match effect {
-            Effect::Answer { request, response, new_extents } => match self.show(&new_extents) {
+            Effect::Answer { request, response, new_extents } => match self.hands.show(&new_extents) {
                 Some(shown) => self.answer(request, Self::show_answer(response, shown)),
                 None => self.core.cannot_show(Effect::Answer { request, response, new_extents }),
             },
@@ -137,50 +144,53 @@ impl GpuActor {
                     Err(refused) => self.answer(request, refused),
                 }
             }
-            Effect::Leased { request, leased } => match self.show(&leased.new_extents) {
+            Effect::Leased { request, leased } => match self.hands.show(&leased.new_extents) {
                 Some(shown) => self.answer(request, self.show_lease(leased, shown)),
                 None => self.core.cannot_show(Effect::Leased { request, leased }),
             },
             Effect::Refused { request, refused } => self.answer(request, refused),
             Effect::FindStored { question, fingerprint, chunks, blocks } => {
-                self.find_stored(question, fingerprint, chunks, &blocks, ctx);
+                let asked = self.hands.find_stored(fingerprint, chunks, &blocks);
+                self.tell_answer(ctx, asked, move |found| Event::StoredFound { question, found });
             }
             Effect::Read { read, tier, chunk } => {
-                let ordered = self.order_read(tier, chunk);
+                let wanted = self.core.wanted(chunk).ok_or(ReadAnswer::Closed);
+                let ordered = wanted.and_then(|wanted| self.hands.read(tier, wanted));
                 self.tell_answer(ctx, ordered, move |answer| Event::ReadEnded { read, answer });
             }
             Effect::Write { number, write } => {
-                let ordered = self.order_write(&write);
+                let ordered = self.hands.write(&write);
                 self.tell_answer(ctx, ordered, move |answer| Event::WriteEnded { number, answer });
             }
-            Effect::Touch(keys) => _ = self.hands.disk.as_ref().map(|disk| disk.tier.touch(keys)),
-            Effect::Remove(key) => self.remove_from_disk(key),
-            Effect::Disagrees(chunk) => self.disagrees(&chunk),
+            Effect::Touch(keys) => self.hands.touch(keys),
+            Effect::Remove(key) => self.hands.remove(key),
+            Effect::Disagrees(chunk) => self.hands.disagrees(&chunk),
             Effect::Describe { fingerprint, tenant_name, spec } => {
                 self.describe(fingerprint, KnownNamespace { tenant: tenant_name, spec }, ctx);
             }
             Effect::ForgetDescriptions(unused) => self.forget_descriptions(unused, ctx),
             Effect::Knows { namespace, tenant_name, fingerprint } => {
                 self.hands.metrics.know(namespace, &tenant_name, &fingerprint.to_string());
-                self.owners(|owners| owners.serves(&tenant_name, true));
+                self.hands.owners(|owners| owners.serves(&tenant_name, true));
             }
             Effect::Copy { copy, session, moves } => {
-                let copied = self.order_copy(session, &moves);
+                let window = session.and_then(|session| self.engines.get(&session)?.window.clone());
+                let copied = self.hands.copy(window, &moves);
                 self.tell_answer(ctx, copied, move |answer| Event::Copied { copy, answer });
             }
             Effect::DeviceCopy(order) => self.copy_by_device(order),
             Effect::CancelDeviceCopy(number) => self.device_lane.cancel(larder_device::OrderNumber(number.0)),
-            Effect::Renew(extent) => self.renewals.push(self.hands.arena.vacate(extent)),
+            Effect::Renew(extent) => self.hands.renewals.add(self.hands.arena.vacate(extent)),
             Effect::Condemned { by, keys } => condemned(&by, &keys),
             Effect::Count(counted) => self.hands.metrics.count(&counted),
             Effect::Purged { page, writes, .. } => self.pending.purged = Some((page, writes)),
             Effect::VisitSegment { visit, after } => {
-                let visited = self.order_visit(&visit, after);
+                let visited = self.hands.visit(&visit, after);
                 self.tell_answer(ctx, visited, move |result| Event::SegmentVisited { visit, after, result });
             }
             Effect::TenantLeft(name) => {
                 self.hands.metrics.tenant_left(&name);
-                self.owners(|owners| owners.serves(&name, false));
+                self.hands.owners(|owners| owners.serves(&name, false));
             }
             effect => self.perform_elsewhere(effect, ctx),
         }
@@ -208,6 +218,39 @@ impl GpuActor {
         if let Some(peers) = &self.hands.peers {
             peers.rooms.is_worth(peers.device, self.core.least_worth());
         }
+    }
+
+    /// An extent has its new memory, or there is none.
+    fn renewed(&mut self, renewed: Renewed) -> Event {
+        let Hands { renewals, arena, .. } = &mut self.hands;
+        let occupied = renewals.end(renewed, arena);
+        #[cfg(test)]
+        super::lives::planted();
+        occupied.map_or(Event::Alarm, |extent| self.is_occupied(extent))
+    }
+
+    /// An extent has memory.
+    pub(super) fn is_occupied(&self, extent: u32) -> Event {
+        self.device_lane.want_sweep();
+        Event::ExtentRenewed(extent)
+    }
+
+    fn describe(&self, fingerprint: Fingerprint, namespace: KnownNamespace, ctx: &mut Context<Self>) {
+        if let Some(described) = self.hands.describe(fingerprint, namespace) {
+            self.tell_when(ctx, described, move |description| Event::Described { fingerprint, description });
+        }
+    }
+
+    fn forget_descriptions(&self, unused: Vec<Fingerprint>, ctx: &mut Context<Self>) {
+        let Some(forgotten) = self.hands.forget_descriptions(unused) else { return };
+        let finish = forgotten.into_actor(self).map(|forgotten, actor, ctx| {
+            for fingerprint in forgotten {
+                actor.hands.owners(|owners| owners.forget(&fingerprint));
+                actor.tell(Event::Described { fingerprint, description: Description::Gone });
+            }
+            actor.settle(ctx);
+        });
+        self.spawn(ctx, finish);
     }
 
     fn answer(&mut self, request: RequestId, answer: impl Into<Answer>) {

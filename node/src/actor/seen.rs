@@ -8,8 +8,7 @@ use larder_core::store::{PinFacts, PurgedPage, SessionFacts, Usage};
 use larder_core::{Event, PurgeStep};
 use larder_protocol::Fingerprint;
 
-use super::{Client, DiskParts, GpuActor};
-use crate::disk::DiskTier;
+use super::{Client, GpuActor};
 use crate::metrics::TenantRates;
 
 /// An open session.
@@ -66,22 +65,10 @@ impl GpuActor {
             self.hands.metrics.tenant_holds(tenant, held, limit);
         }
         let (tokens_asked, tokens_hit) = self.hands.metrics.tokens();
-        let disk_fill = self.open_disk().map(|disk| (disk.tier.used_bytes(), disk.tier.capacity_bytes()));
-        let tier = self.hands.disk.as_ref().map(|disk| &disk.tier);
-        let closed = tier.and_then(|tier| tier.trouble());
-        let silent = tier.and_then(|tier| tier.watch().silent_for());
-        let silent = silent.map(|silent| format!("the drive has not answered for {} s", silent.as_secs()));
-        let damage = tier.and_then(DiskTier::damage);
-        let undescribed = self.core.cannot_describe().then_some(UNDESCRIBED);
-        let trouble = closed.or(silent.as_deref()).or(self.hands.disk_trouble.as_deref()).or(undescribed);
-        let trouble = trouble.or(damage.as_deref());
-        let disk_trouble = trouble.map(str::to_owned);
+        let disk_fill = self.hands.disk_fill();
+        let disk_trouble = self.hands.disk_trouble(self.core.cannot_describe());
         let policy = self.core.store().policy();
         ActorReport { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
-    }
-
-    fn open_disk(&self) -> Option<&DiskParts> {
-        self.hands.disk.as_ref().filter(|disk| disk.tier.trouble().is_none())
     }
 
     /// The holdings of the actor's sessions and pins.
@@ -116,7 +103,3 @@ impl GpuActor {
         self.pending.purged.take()
     }
 }
-
-/// The trouble of a disk tier that cannot store a namespace's description.
-const UNDESCRIBED: &str = "the description of a namespace cannot be written beside it, so its chunks stay in memory: is the file \
-                           system full? The node tries again";

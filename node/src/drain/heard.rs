@@ -7,7 +7,7 @@ use larder_core::DrainProgress;
 use larder_protocol::drain::DrainCounts;
 use tokio::time::timeout;
 
-use crate::actor::HANGS_AFTER;
+use crate::tell::HANGS_AFTER;
 
 /// The progress of each actor, as far as the actor has told it. An actor has one question at a time, so the questions to an actor
 /// that hangs do not pile up.

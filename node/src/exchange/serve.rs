@@ -42,10 +42,9 @@ use super::connections::{Carried, InUse};
 use super::metrics::{Counted, ExchangeMetrics};
 use super::peers::{Peers, SMALL_FIRST, rides};
 use super::send::order::SendOrder;
-use super::{
-    AskBlocks, AskFollow, PinForAdmin, ServeAnnounce, ServeFind, ServeRepair, TakeChunks, TakeIn, Tell,
-};
+use super::{AskBlocks, AskFollow, PinForAdmin, ServeAnnounce, ServeFind, ServeRepair, TakeChunks, TakeIn};
 use crate::limits::MAX_ACTORS;
+use crate::tell::Tell;
 use crate::watched::here;
 use larder_net::audit::Audit;
 

@@ -1,5 +1,6 @@
 //! Starts the actors, each on its own thread, and takes their memory from the system.
 
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use actix::Actor as _;
@@ -12,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::object::Objects;
 use super::{ServeError, disk};
-use crate::actor::{GpuActor, Hands, Parts, Peers};
+use crate::actor::{GpuActor, Parts};
 use crate::arena::Arena;
 use crate::clock::Clock;
 use crate::cluster::Cluster;
@@ -21,6 +22,7 @@ use crate::device_lane::{DevicePlace, Devices};
 use crate::disk::DiskMetrics;
 use crate::events::Feed;
 use crate::filling::{self, Arrival, MemoryProgress};
+use crate::hands::{Hands, Peers, Renewals};
 use crate::hardware::{DeviceHardware, HardwareStatus};
 use crate::http::HttpState;
 use crate::limits::{ActorLimits, Limits};
@@ -127,8 +129,8 @@ async fn start_actor(
     peers: Option<Peers>,
 ) -> Result<(SessionActor, Arbiter, Filling), ServeError> {
     let (arrivals, arriving) = mpsc::channel((limits.arena.extents as usize).max(1));
-    let lane = CopyPool::start(&format!("larder-copy-{device}"), &limits.copy);
-    let lane = lane.map_err(|source| ServeError::CopyPool { device, source })?;
+    let copy_pool = CopyPool::start(&format!("larder-copy-{device}"), &limits.copy);
+    let copy_pool = copy_pool.map_err(|source| ServeError::CopyPool { device, source })?;
     let disk_metrics =
         limits.disk.as_ref().map(|_| DiskMetrics::new(metrics.registry(), device)).transpose()?;
     let (disk, disk_trouble) = disk::start(device, limits.disk.as_ref().zip(disk_metrics.clone())).await;
@@ -139,9 +141,10 @@ async fn start_actor(
     let (devices, pci, cpus) = (devices.clone(), limits.pci, limits.cpus.clone());
     let place = DevicePlace { devices, device, pci, cpus };
     let (lives, watch_lives) = watch::channel(0);
+    let (ended_grants, ends) = mpsc::unbounded_channel();
     let hands = Hands {
         arena: Arena::planned(&limits.arena),
-        lane: Arc::new(lane),
+        copy_pool: Arc::new(copy_pool),
         metrics: metrics.of_actor(device, disk_metrics),
         clock: *clock,
         audit: audit.clone(),
@@ -152,10 +155,20 @@ async fn start_actor(
         disk,
         disk_trouble,
         objects: stored,
+        renewals: Renewals::default(),
+        followers: HashMap::new(),
+        ended_grants,
     };
     let (device_place, tenants) = ((place, limits.device), Arc::clone(tenants));
-    let actor =
-        GpuActor::new(Parts { store: store_limits, device: device_place, tenants, arriving, lives, hands });
+    let actor = GpuActor::new(Parts {
+        store: store_limits,
+        device: device_place,
+        tenants,
+        arriving,
+        ended_grants: ends,
+        lives,
+        hands,
+    });
     let arbiter = threads::arbiter(format!("larder-gpu-{device}"), &limits.cpus);
     let arbiter = arbiter.map_err(|source| ServeError::Thread { device, source })?;
     let address = GpuActor::start_in_arbiter(&arbiter.handle(), move |_| actor);

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use larder_net::blocking::blocking;
 use tokio::sync::mpsc;
 
-use crate::actor::DiskParts;
 use crate::disk::namespaces::NamespaceFolder;
 use crate::disk::{DiskMetrics, DiskTier, OpenError};
+use crate::hands::DiskParts;
 use crate::limits::{ActorLimits, DiskLimits};
 
 /// Opens an actor's disk tier. If the tier cannot be opened, the actor serves without it, and the second value tells people why.

@@ -4,7 +4,7 @@ use larder_net::blocking::blocking;
 
 use std::sync::{Arc, Weak};
 
-use crate::actor::ObjectParts;
+use crate::hands::ObjectParts;
 use crate::http::{HttpState, ObjectStatus};
 use crate::limits::ObjectLimits;
 use crate::metrics::SharedMetrics;

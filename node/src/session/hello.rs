@@ -22,8 +22,8 @@ use super::listen::{CountedSession, Host, SessionActor, SessionSettings};
 use super::serve::{self, Opened};
 use crate::actor::{Client, Errand};
 use crate::arena::PAGE_BYTES;
-use crate::exchange::Tell;
 use crate::processes::{EnterError, PeerError, SocketProcess};
+use crate::tell::Tell;
 use crate::window::{Window, WindowBudget};
 
 /// A connection that was just accepted.

@@ -12,7 +12,8 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use super::Siblings;
 use crate::arena::Destination;
 use crate::copy::{CopyPool, ImportOrder};
-use crate::exchange::{AskBlocks, FetchChunk, FetchOrder, Grant, GrantedChunk, Tell};
+use crate::exchange::{AskBlocks, FetchChunk, FetchOrder, Grant, GrantedChunk};
+use crate::tell::Tell;
 
 impl Siblings {
     /// Carries out an order whose holder is a sibling. Each chunk is checked as if a peer had sent it.

@@ -9,7 +9,8 @@ use larder_protocol::pin::{DevicePin, PinCommand, PinStart};
 use larder_protocol::session::Pinned;
 
 use super::{Server, busy};
-use crate::exchange::{PinForAdmin, Tell};
+use crate::exchange::PinForAdmin;
+use crate::tell::Tell;
 
 impl Server {
     /// Carries out an admin's request.

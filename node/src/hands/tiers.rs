@@ -1,15 +1,14 @@
-//! The actor's calls to the tiers below, disk and object store: find chunks, read them, write them.
+//! Calls to the tiers below, disk and object store: find chunks, read them, write them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::prelude::*;
 use futures_util::FutureExt as _;
-use larder_core::store::{BlockMove, Checksums, ChunkWrite, FetchId};
-use larder_core::{Below, Event, QuestionId, ReadAnswer, Written};
+use larder_core::store::{BlockMove, Checksums, ChunkWrite, Wanted};
+use larder_core::{Below, ReadAnswer, Written};
 use larder_protocol::{ChunkRef, Fingerprint};
 
-use super::GpuActor;
+use super::Hands;
 use crate::disk::order::OrderError;
 use crate::disk::{BlockPlace, ReadOrder, Refused, Source, WriteOrder};
 use crate::object::{BlockId, ObjectTier};
@@ -26,41 +25,36 @@ pub struct ObjectParts {
     pub known_chunks: usize,
 }
 
-impl GpuActor {
-    pub(super) fn find_stored(
-        &mut self,
-        question: QuestionId,
+impl Hands {
+    /// Asks the object store for chunks.
+    pub(crate) fn find_stored(
+        &self,
         fingerprint: Fingerprint,
         chunks: Vec<ChunkRef>,
         blocks: &[(u16, u8)],
-        ctx: &mut Context<Self>,
-    ) {
+    ) -> Result<impl Future<Output = Vec<Option<bool>>> + use<>, Vec<Option<bool>>> {
+        let objects = self.objects.as_ref().ok_or_else(Vec::new)?;
         let blocks = blocks.iter().map(|&(slice, pool)| BlockId { slice, pool }).collect();
-        let asked = self.hands.objects.as_ref().and_then(|objects| {
-            let asking = objects.tier.find(fingerprint, chunks, blocks).ok()?;
-            // The tier's own deadline begins only when the tier takes the question up. Its answer at that time has what it knows.
-            let found = tokio::time::timeout(objects.find_deadline + FIND_MARGIN, asking);
-            Some(found.map(|found| found.ok().and_then(Result::ok).unwrap_or_default()))
-        });
-        let asked = asked.ok_or_else(Vec::new);
-        self.tell_answer(ctx, asked, move |found| Event::StoredFound { question, found });
+        let asking = objects.tier.find(fingerprint, chunks, blocks).map_err(|_| Vec::new())?;
+        // The tier's own deadline begins only when the tier takes the question up. Its answer at that time has what it knows.
+        let found = tokio::time::timeout(objects.find_deadline + FIND_MARGIN, asking);
+        Ok(found.map(|found| found.ok().and_then(Result::ok).unwrap_or_default()))
     }
 
     /// Has a tier read a chunk into its slots.
-    pub(super) fn order_read(
+    pub(crate) fn read(
         &self,
         tier: Below,
-        chunk: FetchId,
+        (fingerprint, wanted): (Fingerprint, &Wanted),
     ) -> Result<impl Future<Output = ReadAnswer> + use<>, ReadAnswer> {
-        let (fingerprint, wanted) = self.core.wanted(chunk).ok_or(ReadAnswer::Closed)?;
-        let places = wanted.blocks.iter().map(|block| BlockPlace::of(&self.hands.arena, block)).collect();
+        let places = wanted.blocks.iter().map(|block| BlockPlace::of(&self.arena, block)).collect();
         let order = ReadOrder::new(fingerprint, wanted.chunk, places).map_err(|error| {
             tracing::error!(%error, "the store made an order that does not fit its memory; please report this line");
             ReadAnswer::Impossible
         })?;
         let coming = match tier {
-            Below::Disk => self.hands.disk.as_ref().map(|disk| disk.tier.read(order)),
-            Below::Object => self.hands.objects.as_ref().map(|objects| objects.tier.read(order)),
+            Below::Disk => self.disk.as_ref().map(|disk| disk.tier.read(order)),
+            Below::Object => self.objects.as_ref().map(|objects| objects.tier.read(order)),
         };
         let coming = coming.unwrap_or(Err(Refused::Closed))?;
         Ok(coming.map(move |answer| {
@@ -73,16 +67,13 @@ impl GpuActor {
     }
 
     /// Has a tier write a chunk from its slots.
-    pub(super) fn order_write(
-        &self,
-        write: &ChunkWrite,
-    ) -> Result<impl Future<Output = Written> + use<>, Written> {
+    pub(crate) fn write(&self, write: &ChunkWrite) -> Result<impl Future<Output = Written> + use<>, Written> {
         let tier = write.write.tier;
         let order = self.write_order(write).inspect_err(|error| self.cannot_write(write, error));
         let order = order.map_err(|_| Written::Failed)?;
         let coming = match tier {
-            Below::Disk => self.hands.disk.as_ref().map(|disk| disk.tier.write(order)),
-            Below::Object => self.hands.objects.as_ref().map(|objects| objects.tier.write(order)),
+            Below::Disk => self.disk.as_ref().map(|disk| disk.tier.write(order)),
+            Below::Object => self.objects.as_ref().map(|objects| objects.tier.write(order)),
         };
         let coming = coming.unwrap_or(Err(Refused::Closed))?;
         Ok(coming.map(|answer| answer.map_or(Written::Failed, Written::from)))
@@ -90,7 +81,7 @@ impl GpuActor {
 
     fn write_order(&self, write: &ChunkWrite) -> Result<WriteOrder, OrderError> {
         let source = |(block, checksums): &(BlockMove, Checksums)| Source {
-            place: BlockPlace::of(&self.hands.arena, block),
+            place: BlockPlace::of(&self.arena, block),
             checksums: checksums.clone(),
         };
         let sources = write.blocks.iter().map(source);
@@ -110,8 +101,8 @@ impl GpuActor {
                 "too_large"
             }
         };
-        match (tier, &self.hands.objects) {
-            (Below::Disk, _) => self.hands.metrics.not_written(why),
+        match (tier, &self.objects) {
+            (Below::Disk, _) => self.metrics.not_written(why),
             (Below::Object, Some(objects)) => objects.tier.not_written(why),
             (Below::Object, None) => {}
         }
