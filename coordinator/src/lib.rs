@@ -6,6 +6,7 @@ pub mod election;
 mod gather;
 mod history;
 mod http;
+mod keep;
 pub mod membership;
 mod metrics;
 mod nodes;

@@ -415,8 +415,7 @@ impl Membership {
     /// Judges silence. Returns a new table if something changed and the last table is old enough. Call it often. A coordinator
     /// that does not lead makes no tables.
     pub fn tick(&mut self, now: Millis) -> Option<Arc<Table>> {
-        self.wake(now);
-        self.last_tick = now;
+        self.stays_awake(now);
         if !self.leads(now) {
             return None;
         }
@@ -555,6 +554,12 @@ impl Membership {
 
     fn current(&mut self, number: NodeNumber, incarnation: u64) -> Option<&mut KnownMember> {
         self.members.get_mut(&number).filter(|known| known.member.incarnation == incarnation)
+    }
+
+    /// Notes that this process runs. As long as it cannot tick, it must say so.
+    pub fn stays_awake(&mut self, now: Millis) {
+        self.wake(now);
+        self.last_tick = now;
     }
 
     /// Notes whether this process itself stood still. Then it could hear nobody, and the silence does not count.

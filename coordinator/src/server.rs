@@ -30,11 +30,12 @@ use tokio::task::JoinHandle;
 use self::checks::credentials;
 pub use self::checks::{check_build, check_files};
 use crate::config::{Backend, Config};
-use crate::elect::{Elect, Part, Rival, follow_leader, followed, look_out};
+use crate::elect::{Elect, Part, Rival, follow_leader, look_out};
 use crate::election::{Candidate, Election};
 use crate::gather;
 use crate::history::History;
 use crate::http::{Bodies, HttpState, routes};
+use crate::keep::keep;
 use crate::membership::{self, Membership, Patience};
 use crate::metrics::Metrics;
 use crate::nodes::Nodes;
@@ -48,7 +49,7 @@ use crate::register::{Memory, Register, Trouble};
 use crate::reload::Reloads;
 use crate::serve::{Doubts, Server, serve as serve_followers};
 use crate::shared::SharedMembership;
-use crate::state::{StateError, StateFile};
+use crate::state::{StateError, StateFile, StateWriter};
 use crate::uptime::Uptime;
 
 /// The coordinator serves.
@@ -277,6 +278,7 @@ async fn serve_noting<R: Register + 'static>(
     let (uptime, credentials) = (Uptime::start(), credentials(&config)?);
     let endpoint = Endpoint::bind(config.peer.listen, &credentials, &TransportSettings::default())?;
     let (state_file, state) = StateFile::open(&config.state.path)?;
+    let writer = StateWriter::new(state_file, register.is_some());
     let (patience, highest_term) = (config.membership.clone(), state.table.epoch.term);
     let membership = membership_of(register.is_some(), &patience, state, uptime);
     let reloads = Reloads::new(file.as_ref(), membership.clone(), audit.clone());
@@ -334,16 +336,20 @@ async fn serve_noting<R: Register + 'static>(
     on_ready(Ready { http, peer });
 
     let mut serving = pin!(serving);
-    tokio::select! {
+    let ended = tokio::select! {
         ended = &mut serving => return ended.unwrap_or_else(|error| Err(error.into())).map_err(failed),
-        failed = keep(&membership, &state_file, &publish, uptime, office.tables.subscribe()) => return Err(failed.into()),
+        failed = keep(&membership, &writer, &publish, uptime, office.tables.subscribe()) => Err(failed.into()),
         Some(rival) = office.rivals.recv() => return Err(yields_to(&rival, &membership)),
-        () = stop => tracing::info!("the coordinator stops"),
-    }
+        () = stop => {
+            tracing::info!("the coordinator stops");
+            Ok(())
+        }
+    };
     Electing::end(electing).await;
     endpoint.close().await;
     handle.stop().await;
-    serving.await.unwrap_or_else(|error| Err(error.into())).map_err(failed)
+    writer.end(STOP_WITHIN).await;
+    ended.and(serving.await.unwrap_or_else(|error| Err(error.into())).map_err(failed))
 }
 
 fn membership_of(
@@ -491,41 +497,6 @@ impl Office {
     }
 }
 
-/// Makes tables, or takes the leader's; writes each down, and then publishes it, until writing fails. It publishes no table that
-/// this coordinator might forget, and no table of a leader whose time is over.
-async fn keep(
-    membership: &SharedMembership,
-    file: &StateFile,
-    publish: &watch::Sender<Arc<Published>>,
-    uptime: Uptime,
-    mut leaders: watch::Receiver<Known>,
-) -> StateError {
-    let mut ticks = tokio::time::interval(TICK);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        let changed = tokio::select! {
-            _ = ticks.tick() => membership.lock().tick(uptime.now()).map(|table| (table, true)),
-            table = followed(&mut leaders, membership, uptime) => Some((table, false)),
-        };
-        let is_unwritten = membership.lock().take_unwritten();
-        if changed.is_some() || is_unwritten {
-            let state = membership.lock().state();
-            if let Err(error) = file.write(&state) {
-                return error;
-            }
-        }
-        let Some((table, is_own)) = changed else { continue };
-        if is_own && !membership.lock().leads(uptime.now()) {
-            tracing::warn!(epoch = %table.epoch, "a table was made too late: this coordinator no longer leads");
-            membership.lock().resign();
-            continue;
-        }
-        tracing::info!(epoch = %table.epoch, members = table.members.len(), "a new table");
-        let published = Published::new(publish.borrow().table(), table);
-        publish.send_replace(Arc::new(published));
-    }
-}
-
 /// The addresses at which others find this coordinator.
 fn candidate(config: &Config, http: SocketAddr, peer: SocketAddr) -> Result<Candidate, ServeError> {
     let at = |address: SocketAddr| match &config.election.advertise {
@@ -545,9 +516,6 @@ fn life() -> u64 {
 
 /// Time for running work to end when the coordinator stops.
 pub const STOP_WITHIN: Duration = Duration::from_secs(2);
-
-/// Pause between checks of silence and changes.
-const TICK: Duration = Duration::from_millis(20);
 
 /// Questions of consoles to nodes that wait.
 const WAITING_GATHERS: usize = 16;

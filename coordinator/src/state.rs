@@ -4,12 +4,18 @@ use std::fs::OpenOptions;
 use std::io;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
 
+use larder_net::blocking::blocking;
 use larder_protocol::v1;
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 use tempfile::NamedTempFile;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
 
 use crate::membership::{DurableState, Lost};
 
@@ -49,6 +55,63 @@ pub enum StateError {
         /// The store's error.
         source: Box<redb::Error>,
     },
+    /// The disk does not answer.
+    #[error(
+        "the disk of the state {} has not answered for {} s: this coordinator ends, so that another leads; look at the disk, or set [state] path to another",
+        path.display(), waited.as_secs()
+    )]
+    Silent {
+        /// The file.
+        path: PathBuf,
+        /// How long the coordinator has waited.
+        waited: Duration,
+    },
+}
+
+/// Writes states on a thread of its own, so that a slow disk delays tables, and neither nodes nor elections.
+#[derive(Debug)]
+pub struct StateWriter {
+    file: Arc<StateFile>,
+    under_way: Arc<Mutex<()>>,
+    others_lead: bool,
+}
+
+impl StateWriter {
+    /// A writer. If other coordinators may lead, it waits for [`DISK_PATIENCE`] only.
+    #[must_use]
+    pub fn new(file: StateFile, others_lead: bool) -> Self {
+        Self { file: Arc::new(file), under_way: Arc::default(), others_lead }
+    }
+
+    /// Writes a state; it is on disk when this returns.
+    ///
+    /// # Errors
+    /// [`StateError::Write`], or [`StateError::Silent`] if the disk takes too long.
+    ///
+    /// # Cancel safety
+    /// If dropped, the write goes on.
+    pub async fn write(&self, state: DurableState) -> Result<(), StateError> {
+        let under_way = Arc::clone(&self.under_way).lock_owned().await;
+        let file = Arc::clone(&self.file);
+        let mut writing = pin!(blocking(move || {
+            let _under_way = under_way;
+            file.write(&state)
+        }));
+        if let Ok(written) = timeout(DISK_PATIENCE, &mut writing).await {
+            return written;
+        }
+        let path = self.file.path.clone();
+        if self.others_lead {
+            return Err(StateError::Silent { path, waited: DISK_PATIENCE });
+        }
+        tracing::error!(path = %path.display(), "the disk of the state does not answer: there is no new table until it does");
+        writing.await
+    }
+
+    /// Waits a moment for a write that goes on.
+    pub async fn end(self, within: Duration) {
+        _ = timeout(within, self.under_way.lock()).await;
+    }
 }
 
 impl StateFile {
@@ -147,6 +210,9 @@ fn open(path: &Path) -> Result<Opened, redb::Error> {
     Ok(Opened { database, state, lost })
 }
 
+/// How long an elected coordinator waits for the disk. Then it ends, so that another leads.
+pub const DISK_PATIENCE: Duration = Duration::from_secs(10);
+
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("larder coordinator 1");
 const KEY: &str = "state";
 const LOST_KEY: &str = "lost, and since when";
@@ -185,6 +251,33 @@ mod tests {
         write.commit().unwrap();
         drop(file);
         assert_eq!(StateFile::open(&path).unwrap().1, state);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_elected_coordinator_ends_when_its_disk_is_silent_and_another_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.redb");
+        let state = DurableState { numbers: vec![("a".into(), NodeNumber(4))], ..DurableState::default() };
+        for others_lead in [true, false] {
+            let writer = StateWriter::new(StateFile::open(&path).unwrap().0, others_lead);
+            let file = Arc::clone(&writer.file);
+            // The next write waits for this one.
+            let silent = file.database.begin_write().unwrap();
+            let mut writing = Box::pin(writer.write(state.clone()));
+            let waited = timeout(3 * DISK_PATIENCE, &mut writing).await;
+            assert_eq!(matches!(waited, Ok(Err(StateError::Silent { .. }))), others_lead);
+            tokio::time::resume();
+            drop(silent);
+            if !others_lead {
+                writing.as_mut().await.unwrap();
+            }
+            drop(writing);
+            writer.end(Duration::from_secs(60)).await;
+            drop(file);
+            assert_eq!(StateFile::open(&path).unwrap().1, state, "it was written in the end");
+            StateFile::open(&path).unwrap().0.write(&DurableState::default()).unwrap();
+            tokio::time::pause();
+        }
     }
 
     /// A state whose parts all differ from each other.

@@ -40,6 +40,40 @@ fn nodes_that_join_together_make_one_table() {
 }
 
 #[test]
+fn a_table_that_was_written_too_late_stays_at_home_and_is_made_again() {
+    let mut membership = Membership::candidate(patience(), DurableState::default(), 0);
+    membership.lead(3, 10_000, 0);
+    membership.join("a", &join(1), 0).unwrap();
+    let table = run(&mut membership, 100, 5_000).unwrap();
+    assert!(membership.may_publish(&table, 9_000));
+    membership.lead(4, 30_000, 9_100);
+    assert!(!membership.may_publish(&table, 9_200), "a later term began meanwhile");
+    membership.lead(4, 30_000, 9_300);
+    let again = run(&mut membership, 9_300, 29_000).unwrap();
+    assert_eq!(again.epoch.term, 4);
+    assert!(!membership.may_publish(&again, 30_000), "its time is over");
+    assert!(Membership::new(patience(), DurableState::default(), 0).may_publish(&table, 90_000));
+}
+
+#[test]
+fn silence_counts_while_a_table_is_written() {
+    let (mut membership, numbers) = cluster(2);
+    let Patience { suspect_after_ms, grace_ms, .. } = patience();
+    let silent_from = grace_ms + 1_000;
+    for now in (0..=silent_from + suspect_after_ms).step_by(100) {
+        membership.heartbeat(numbers[0], 1, &beat(), now);
+        if now <= silent_from {
+            membership.heartbeat(numbers[1], 1, &beat(), now);
+            membership.tick(now);
+        } else {
+            membership.stays_awake(now);
+        }
+    }
+    let table = membership.tick(silent_from + suspect_after_ms + 100).unwrap();
+    assert_eq!(table.member(numbers[1]).unwrap().state, MemberState::Suspect);
+}
+
+#[test]
 fn numbers_are_given_again_once_there_are_no_others_and_the_longest_unused_goes_first() {
     let last = NodeNumber::THIS_NODE.0 - 1;
     let numbers = (1..last).map(|number| (format!("gone-{number}"), NodeNumber(number))).collect();
