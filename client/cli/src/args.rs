@@ -37,7 +37,8 @@ Commands that ask a cluster choose it by --coordinator, by LARDER_COORDINATOR, b
 Exit status:
   0  success; for `status` and `health`: all is well
   1  the run failed: a wrong byte, a failed request, a process that died, a degraded cluster
-  2  wrong arguments, configuration or input file"
+  2  wrong arguments, configuration or input file
+  75 a node after `larder restart`: its supervisor starts it again"
 )]
 pub(crate) struct Larder {
     #[command(flatten)]

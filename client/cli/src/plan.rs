@@ -57,7 +57,7 @@ pub struct Tiers {
 pub enum Sharing {
     /// Nodes share nothing; each request goes to the node that recomputed the fewest tokens lately
     Local,
-    /// Nodes share nothing; the router knows their chunks and sends each request where least has to be recomputed
+    /// Nodes share nothing; each request goes to the node that recomputed the fewest tokens lately, those of this request included
     Routed,
     /// Each node reads the chunks of all others; each request goes to the node that recomputed the fewest tokens lately
     Shared,

@@ -21,7 +21,7 @@ pub use tally::Tally;
 /// Sessions of a replay that are in flight at a time.
 ///
 /// Concurrent requests for the same chunks find none of them saved. So hit rates differ from those of one session after the
-/// other: on the public traces by up to 0.15 points with 4.
+/// other: on the public traces by up to 0.15 points with 4 sessions.
 pub const REQUESTS_IN_FLIGHT: u16 = 4;
 
 /// The most requests of a replay that may be under way at a time.

@@ -38,7 +38,7 @@ impl CpuPair {
     }
 
     /// Puts the calling thread, and the threads that it starts from now on, on all CPUs but the answerer's: for many engines at
-    /// once. With two CPUs this is the engine's.
+    /// once. Of two CPUs, the engine's CPU is left.
     ///
     /// # Errors
     /// The system refuses.

@@ -74,7 +74,7 @@ impl StoreBench {
 
     /// `store_hit`: the cost of one chunk of a hit: a lease and release of a prompt of 100 chunks drawn at random, divided by
     /// 100. The store finds each chunk by its hash, checks its place in the chain, claims it, touches it in the policy, and gives
-    /// it back. Against one probe of a hash map with as many entries.
+    /// it back. The yardstick is one probe of a hash map with as many entries.
     ///
     /// # Errors
     /// The store refuses.

@@ -152,9 +152,9 @@ pub fn peer_get_beside_both(
     ])
 }
 
-/// Gets through two nodes of one kind beside the same gets through two nodes of another kind, which `beside` describes, in turns:
-/// throughput, then CPU time. With a `placement` each node has one CPU, so that more threads bring no more CPU time. Without one
-/// the nodes run on all CPUs.
+/// Measures gets through two nodes of one kind, in turns with the same gets through two nodes of another kind: throughput, then
+/// CPU time. `beside` names the other kind. With a `placement` each node has one CPU, so that more threads bring no more CPU time.
+/// Without a `placement` the nodes run on all CPUs.
 ///
 /// # Errors
 /// A cluster does not start.

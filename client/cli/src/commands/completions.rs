@@ -1,4 +1,4 @@
-//! `larder completions`: what a shell needs to complete the command line.
+//! `larder completions`: the script with which a shell completes the command line.
 
 use std::process::ExitCode;
 

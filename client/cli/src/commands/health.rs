@@ -8,8 +8,8 @@ use crate::survey::Servers;
 
 /// Print one word about a cluster or a node: healthy, degraded or down
 ///
-/// `degraded`: something is wrong, but the other parts serve. `down`: the coordinator, or every node that was asked, does not
-/// answer or is not ready, the coordinator knows no node, or no cluster is found. Standard error has a line for each problem.
+/// `degraded`: something is wrong, but at least one node serves. `down`: the coordinator does not answer or knows no node, no
+/// asked node answers and is ready, or no cluster is found. Standard error has a line for each problem.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

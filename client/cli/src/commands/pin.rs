@@ -26,9 +26,8 @@ Examples:
   larder pin --namespace qwen.json --tokens system-prompt.json --for 10m --socket /run/larder/default.sock
   larder pin 0 1 --json                   An array with one object for each device
 
-Exit status: 1 if no memory has a prefix of the prompt, so that nothing is pinned, or if a device fails: the command prints the
-pins that were made before, and ends. `larder lookup --help` explains
-namespace files.")]
+Exit status: 1 if nothing is pinned, since no memory has a prefix of the prompt, or if a device fails: then the
+command prints the pins made before, and ends. `larder lookup --help` explains namespace files.")]
 pub(crate) struct Args {
     #[command(flatten)]
     prompt: PromptArgs,

@@ -49,10 +49,11 @@ The requests of a trace are played in the order of their times.
 Bounds: `opt` is a cache of the same size that knows the future (several nodes: one pool of the summed size),
 `infinite` a cache that never evicts.
 
-Sharing: `local` nodes share nothing. `routed` nodes share nothing either, but each request goes to the node
-with its longest prefix, unless that node is busy. `shared` nodes read the chunks of all others, and a copy
-stays where it earns its place (as `larder replay` plays it). `routed-shared` nodes do the same, and each
-request goes where it costs least (`larder replay --route cache`).
+Sharing: `local` nodes share nothing, and each request goes to the node that recomputed the fewest tokens
+lately. `routed` nodes share nothing either, but the tokens that the request itself would recompute count too.
+`shared` nodes read the chunks of all others, and a copy stays where it earns its place (as `larder replay`
+plays it). `routed-shared` nodes do the same, and each request goes where it costs least (`larder replay --route
+cache`).
 
 Prices and speeds of disks and object stores are assumptions: set your own.")]
 pub(crate) struct Args {
@@ -104,7 +105,7 @@ pub(crate) struct Args {
     #[arg(long)]
     object_store: bool,
 
-    /// Limit of requests in flight, with at most one at each node. Chunks of a request are found only when the request is done
+    /// Limit of requests in flight, with at most one at each node. A request's chunks are found only once it is done
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
     in_flight: u16,

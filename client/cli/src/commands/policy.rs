@@ -19,7 +19,7 @@ use crate::values;
 /// Show the eviction policies of nodes, or set one while they run
 ///
 /// A change goes over QUIC and needs an admin's certificate, since a node's HTTP server has no authentication and changes
-/// nothing. The command works for nodes of a cluster that share chunks. The policy lasts until the node's process ends:
+/// nothing. The command needs a cluster whose nodes share chunks. The policy lasts until the node's process ends:
 /// `host.policy` in its configuration is the policy at each start.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

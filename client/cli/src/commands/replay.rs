@@ -41,7 +41,7 @@ use serde::Serialize;
 ///
 /// Each request looks its prompt up, leases the cached chunks and copies them out. It compares the bytes with the bytes that the
 /// chunks' keys imply, makes the bytes of the other chunks, and saves these. Only full chunks of 512 tokens are cached. Requests
-/// start in the order of the trace, four sessions at a time; a session's next turn starts when the turn before was saved. The
+/// start in the order of the trace, four sessions at a time; a session's next turn starts when the turn before it is saved. The
 /// command fails on a wrong byte or a failed request.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -141,7 +141,7 @@ pub(crate) struct Args {
     #[arg(long)]
     compute: bool,
 
-    /// The found chunks that requests wait for; engines compute the other chunks
+    /// Found chunks that a request waits for; its engine computes the others
     #[arg(long, value_enum, default_value_t)]
     load: Load,
 
@@ -149,7 +149,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, conflicts_with = "coordinator")]
     send_bytes_per_second: Option<u64>,
 
-    /// Time for a node's answer; after this time, the engine computes the request
+    /// Time for a node's answer; without an answer by then, the engine computes the prompt
     #[arg(long, value_name = "MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(1..))]
     node_deadline_ms: u64,
 

@@ -86,8 +86,8 @@ struct Got<'a> {
 }
 
 impl Driver {
-    /// Opens a session with each node; some nodes may be down. Nodes of other hosts are left out: at their sockets' paths are other
-    /// nodes. Needs a tokio runtime with IO and time.
+    /// Opens a session with each node; some nodes may be down. Leaves nodes of other hosts out: the paths of their sockets lead to
+    /// other nodes here. Needs a tokio runtime with IO and time.
     ///
     /// # Errors
     /// [`LinkError`] names the node that cannot be used; [`LinkError::AllDown`] if no node answers.
