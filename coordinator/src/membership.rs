@@ -709,8 +709,8 @@ fn next_term(epoch: Epoch) -> Epoch {
 /// term.
 const MOST_TERMS_AHEAD: u64 = 1 << 20;
 
-/// Heartbeats that an incarnation must have missed before another process may take its name. If a node crashes and starts again
-/// at once, it is a member this many heartbeats after the last one, and one round trip.
+/// Heartbeats that an incarnation must have missed before another process may take its name. A node that crashes and starts
+/// again at once is a member again this many heartbeats, and one round trip, after its last heartbeat.
 pub const MISSED_HEARTBEATS: u64 = 2;
 
 /// The time after which the log names the same rival again.

@@ -200,8 +200,8 @@ pub async fn run(
     run_from(config, None, on_ready, stop).await
 }
 
-/// As [`run`], with a configuration from this file. Changes of the file count while the coordinator runs. `config` may differ from
-/// the content of the file by arguments of the command line.
+/// As [`run`], with a configuration from this file; the coordinator follows changes of the file while it runs. `config` may differ
+/// from the content of the file: arguments of the command line override it.
 ///
 /// # Errors
 /// As [`run`].

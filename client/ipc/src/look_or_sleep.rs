@@ -8,11 +8,12 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Whether a thread looks without sleeping. This is quicker than being woken, as long as nobody else wants the thread's CPU.
+/// Decides whether a thread looks for messages again and again, or sleeps. To look is quicker than to be woken, as long as nobody
+/// else wants the thread's CPU.
 ///
 /// Between looks the thread lends its CPU to others. If they keep the CPU for long, the system gives it back later than it would
 /// wake a sleeping thread: beside a thread that computes, a round trip of two looking threads took 24 ms, and 0.05 ms with sleep.
-/// After such a look the thread sleeps for a number of times.
+/// After a look in which others kept the CPU for long, the thread sleeps instead of its next looks.
 #[derive(Debug, Default)]
 pub struct LookOrSleep {
     /// How many more times the thread sleeps.

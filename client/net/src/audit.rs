@@ -98,9 +98,8 @@ impl Audit {
         }
     }
 
-    /// Notes that an engine of a tenant did something, or was refused. Beyond 100 lines at once, and one line a
-    /// second, lines of the tenant's engines are left out. Once one may be written again, the next line of anybody is preceded by
-    /// their number.
+    /// Notes that an engine of a tenant did something, or was refused. Beyond 100 lines at once and one line a second, lines of the
+    /// tenant's engines are left out. Their number precedes the next line of anybody after a line may be written again.
     pub fn note_of_engine<E: AsRef<str>>(
         &self,
         (tenant, by): (&str, &str),

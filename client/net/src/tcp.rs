@@ -113,7 +113,7 @@ impl TcpEndpoint {
     /// The other side judges our certificate a moment later: if it turns us away, the first answer is an error.
     ///
     /// # Errors
-    /// [`ConnectError`]: nobody there, not trusted, or somebody else.
+    /// [`ConnectError`]: nobody answers, a certificate is not trusted, or somebody else answers.
     ///
     /// # Cancel safety
     /// Dropped, it gives up the attempt.

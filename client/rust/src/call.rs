@@ -21,8 +21,8 @@ use crate::window::{Window, WindowRange};
 /// `.await` needs a tokio runtime with IO and time enabled; one thread is enough. The first awaited call starts a task on the
 /// runtime that receives the session's answers: the session ends with this runtime. Many calls may be awaited at the same time.
 ///
-/// `.wait()` needs no runtime. The thread sends the request and receives until the answer is here. Only one thread at a time does
-/// so: a second thread waits for its turn before it sends its request, and the request's timeout starts then.
+/// `.wait()` needs no runtime. The thread sends the request and receives until the answer is here. Threads take turns:
+/// a second thread waits for its turn, then sends its request, and the request's timeout starts.
 ///
 /// Tasks and threads may use the same session.
 ///

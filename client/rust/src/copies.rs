@@ -25,13 +25,13 @@ pub struct BlockPart<'a> {
 type Batch<'a> = Vec<BlockPart<'a>>;
 
 impl LeaseGuard {
-    /// Copies parts of blocks, and counts their bytes. From 4 MiB on, several threads copy, as [`SessionOptions::copy_threads`]
-    /// says, the calling thread among them; this returns when all are done.
+    /// Copies parts of blocks, and counts their bytes. From 4 MiB on, several threads copy ([`SessionOptions::copy_threads`]),
+    /// the calling thread included. Returns when all are done.
     ///
     /// [`SessionOptions::copy_threads`]: crate::SessionOptions::copy_threads
     ///
     /// # Errors
-    /// [`Damaged`] of the first damaged part. All parts before it are copied; the bytes of the others are of no use.
+    /// [`Damaged`]: the first damaged part. All earlier parts are copied; the bytes of the others are of no use.
     ///
     /// # Panics
     /// Panics as [`LeaseGuard::copy_range`] does.

@@ -162,8 +162,8 @@ impl Session {
     /// Cancel safe: the node may know the tensors nevertheless, until the session ends.
     ///
     /// # Errors
-    /// `Refused` if the node has no GPU for this, this kind of memory cannot be shared, or the layout is not that of the
-    /// namespace; `NotShared` for memory that no other process can map; `TooManyDescriptors`; the general errors of
+    /// `Refused` if the node has no GPU for this, this kind of memory cannot be shared, or the namespace has another
+    /// layout; `NotShared` for memory that no other process can map; `TooManyDescriptors`; the general errors of
     /// [`SessionError`].
     ///
     /// # Panics

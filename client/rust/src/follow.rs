@@ -71,9 +71,9 @@ impl Follow {
         self.0.in_place()
     }
 
-    /// A lease of the blocks, once the node has told their places: it does so when the first layer is in place. Reading a layer
-    /// that has not come fails with [`Damaged`](crate::Damaged). [`LeaseGuard::block_ptr`] gives a block's place once its first
-    /// layer has come: read only the layers that are in place. The guard keeps the chunks even after the follow is dropped.
+    /// A lease of the blocks; `None` until the first layer is in place: then the node tells the places. Reading a layer that has
+    /// not come fails with [`Damaged`](crate::Damaged). [`LeaseGuard::block_ptr`] gives a block's place once its first layer has
+    /// come: read only the layers that are in place. The guard keeps the chunks even after the follow is dropped.
     #[must_use]
     pub fn lease(&self) -> Option<Arc<LeaseGuard>> {
         self.0.lease()

@@ -20,8 +20,8 @@ use larder_ipc::Mapping;
 /// The right to read the first [`LeaseGuard::chunks`] chunks of a chain; a miss has 0 chunks. While the guard lives, the node
 /// keeps the chunks in place.
 ///
-/// Every pool can be restored at the end of these chunks. Blocks that this does not need, such as the recurrent state after any
-/// chunk but the last, may not be read: see [`LeaseGuard::has_block`].
+/// Every pool can be restored at the end of these chunks. Blocks that the restored pools do not need, such as the recurrent state
+/// after any chunk but the last, may not be read: see [`LeaseGuard::has_block`].
 ///
 /// Blocks are verified when they are read, as the session's options say. A block that has other bytes than were committed under
 /// its name is [`Damaged`], however often it is read: treat its chunk as missing. The session tells the node. Layers of a
@@ -187,8 +187,8 @@ impl LeaseGuard {
     }
 
     /// The address and size of block `block` of the chunk at `position`, for a copy by a device; counts the block as read. The
-    /// memory is read-only, and valid until the lease is given back: keep the lease until the device has completed the copy. Of a
-    /// followed chunk, the layers that are in place now are verified.
+    /// memory is read-only, and valid until the lease is given back: keep the lease until the device has completed the copy.
+    /// Verifies the layers of a followed chunk that are in place now.
     ///
     /// # Errors
     /// [`Damaged`]: the block has wrong bytes.

@@ -83,7 +83,7 @@ impl Session {
 
     /// Tells the node the tokens of chunks, for the node's events (`[kv_events] tokens`); a node without such events drops them.
     /// Chunks for which [`Described::is_sound`] is false end the session. A chunk whose description does not fit in a frame (some
-    /// 30,000 blocks) is left out, and so are chunks while the node leaves 4 MiB unread. A node of the release before is not told.
+    /// 30,000 blocks) is left out, as are all chunks while the node leaves 4 MiB unread. A node of the release before is not told.
     pub fn describe(&self, namespace: &Namespace, chunks: Vec<Described>) {
         if self.link.welcome.version < DESCRIPTIONS_SINCE_SESSION_VERSION {
             return;

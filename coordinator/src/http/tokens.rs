@@ -69,7 +69,7 @@ enum Refused {
         model: String,
     },
     /// Too many requests at a time.
-    #[error("the coordinator has too many texts at a time: ask again in a moment")]
+    #[error("the coordinator tokenizes as many texts as it may: ask again in a moment")]
     Busy,
     /// The tokenizer fails.
     #[error(transparent)]

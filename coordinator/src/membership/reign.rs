@@ -81,8 +81,8 @@ impl Membership {
         }
     }
 
-    /// Notes that this coordinator leads, or that the leader has answered it. After a longer absence than both a suspect and its
-    /// removal need, a loss may have passed unseen.
+    /// Notes that this coordinator leads, or that the leader has answered it. If the absence is longer than the time from
+    /// suspecting a node to removing it, a loss may have passed unseen.
     pub fn hears_leader(&mut self, now: Millis) {
         let Patience { suspect_after_ms, remove_after_ms, remove_reported_after_ms, .. } = self.patience;
         let unseen_ms = remove_reported_after_ms.min(remove_after_ms).saturating_sub(suspect_after_ms);

@@ -13,7 +13,7 @@ metrics_table! {
         max_rows: IntGauge = "larder_directory_max_rows", "rows", [],
             "Rows that this home can keep: a share of the memory of the host or control group";
         missing_rows: IntGauge = "larder_directory_missing_rows", "rows", [],
-            "Rows for which this home has no room; it asks for them again once it has room";
+            "Rows for which this home has no room; the home asks for these rows again once it has room";
         holders: IntGauge = "larder_directory_holders", "actors", [],
             "Actors of the cluster that announce to this home";
         held: IntGauge = "larder_directory_held_chunks", "chunks", [], "Chunks that this node's actors hold";

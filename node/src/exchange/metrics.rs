@@ -34,7 +34,7 @@ metrics_table! {
         sent_packets: IntCounterVec = "larder_peer_sent_packets_total", "packets", [PEER],
             "Packets sent to another node";
         lost_packets: IntCounterVec = "larder_peer_lost_packets_total", "packets", [PEER],
-            "Sent packets that QUIC gave up for lost, and repeated";
+            "Sent packets that QUIC declared lost and sent again";
         round_trip_seconds: Histogram = "larder_peer_round_trip_seconds", "seconds", [],
             "Time of a small request to another node, until its answer"
             in [5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 0.02, 0.1, 0.5, 1.0];

@@ -44,7 +44,7 @@ metrics_table! {
             "Share of the prompt tokens that were hit, in a sliding window";
         infinite_hit_rate: GaugeVec = "larder_infinite_hit_rate", "ratio",
             [TENANT, NAMESPACE, DEVICE, WINDOW],
-            "Hit rate of an infinite cache: if it is close to larder_hit_rate, more memory brings nothing";
+            "Hit rate of an infinite cache: if larder_hit_rate is close to this rate, more memory brings nothing";
     }
 }
 

@@ -208,7 +208,7 @@ impl Endpoint {
     /// The other side judges our certificate a moment later: if it turns us away, the first stream says so.
     ///
     /// # Errors
-    /// [`ConnectError`]: nobody there, not trusted, or somebody else.
+    /// [`ConnectError`]: nobody answers, a certificate is not trusted, or somebody else answers.
     ///
     /// # Cancel safety
     /// Dropped, it gives up the attempt.

@@ -182,7 +182,7 @@ impl Guests {
         }))
     }
 
-    /// Ends the handshake of a connection that came in, and lets the client in if it may. Logs connections that are turned away,
+    /// Ends the handshake of a connection that came in, and lets a permitted client in. Logs connections that are turned away,
     /// at most one a second. `None` if the client must first prove that it receives at its address: then it connects again.
     ///
     /// # Errors

@@ -73,7 +73,7 @@ pub async fn write_encoded(
 /// [`MessageError`]: the stream is of no use any more.
 ///
 /// # Cancel safety
-/// Dropped, it may have taken half a message off the stream: stop it.
+/// Dropped, the future may have taken half a message off the stream: stop the stream.
 pub async fn read_message<M: Message>(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> Result<Option<M>, MessageError> {

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 use super::credentials::digest;
 use super::{CredentialFiles, Credentials, InspectError, Inspected, inspect, inspect_pem};
 
-/// Calls `renew` with the certificates in `files` whenever they change. `credentials` are those in use. Files that cannot be
-/// used, such as half-written files or another identity's, cause a warning and are read again later. A certificate in use that
-/// expires soon, or that others would refuse, causes a warning at once and then once a day. `expires` is told the certificate's
-/// end, if it has one. The future never completes.
+/// Calls `renew` with the certificates in `files` whenever they change. `credentials` are the credentials in use. Files that
+/// cannot be used, such as half-written files or another identity's, cause a warning and are read again later. A certificate in
+/// use that expires soon, or that others would refuse, causes a warning at once and then once a day. `expires` is told the
+/// certificate's end, if it has one. The future never completes.
 ///
 /// # Cancel safety
 /// Safe.

@@ -56,7 +56,7 @@ impl RangeChecksum {
     /// whatever others write to the source meanwhile.
     ///
     /// # Safety
-    /// `from` can be read and `to` written for so many bytes, and they do not overlap. Nobody has a reference to bytes of `to`,
+    /// `from` can be read and `to` be written for `bytes` bytes, without overlap. Nobody has a reference to bytes of `to`,
     /// nor to bytes of `from` that others may write.
     pub unsafe fn copy(&mut self, from: *const u8, to: *mut u8, bytes: usize, stores: Stores) {
         match &mut self.0 {

@@ -190,8 +190,8 @@ impl Session {
     /// Cancel safe: a request that was sent takes effect.
     ///
     /// # Errors
-    /// `Busy` if this session reports too much; `Refused` for a namespace that the session did not register; the general ones of
-    /// [`SessionError`].
+    /// `Busy` if this session reports too much; `Refused` for a namespace that the session did not register; the general errors
+    /// of [`SessionError`].
     pub fn report_damage(&self, namespace: &Namespace, hash: ChunkHash) -> Call<Checked> {
         let request = Request::ReportDamage(ReportDamage { namespace: namespace.number(), hash });
         let call = self.ask(request, |_, response, _| match response {

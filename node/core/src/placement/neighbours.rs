@@ -62,8 +62,8 @@ impl Neighbours {
         self.cheapest.retain(|_, (cheapest, ..)| *cheapest != node);
     }
 
-    /// Notes that a node took none of the chunks of a namespace that were worth so much. If it has room for such chunks, it may
-    /// not know the namespace: it gets no offers of the namespace for a while, and for longer after each refusal in a row.
+    /// Notes that a node took none of the chunks of a namespace that have this worth. If the node has room for such chunks,
+    /// it may not know the namespace: it gets no offers of the namespace for a while, and for longer after each refusal in a row.
     pub fn refused(&mut self, node: NodeNumber, namespace: Fingerprint, worth: Worth, now: Duration) {
         let has_room =
             self.heard.get(&node).is_some_and(|(room, _)| pays_to_forward(worth, Worth(room.least)));

@@ -193,7 +193,7 @@ impl Store {
     }
 
     /// Finds how much of a prompt can be served from memory, disk, other nodes and the object store: the longest contiguous
-    /// prefix, or all keys of a flat namespace. A lookup does not count as use; a lease does. Only chunks in memory are pinned.
+    /// prefix, or all keys of a flat namespace. A lookup does not count as use; a lease does. A pin holds only chunks in memory.
     ///
     /// # Errors
     /// [`Refused::Chain`] for a chain that is invalid or contradicts cached chunks, [`Refused::Unknown`] for a namespace that the
