@@ -74,13 +74,14 @@ pub struct StateWriter {
     file: Arc<StateFile>,
     under_way: Arc<Mutex<()>>,
     others_lead: bool,
+    patience: Duration,
 }
 
 impl StateWriter {
     /// A writer. If other coordinators may lead, it waits for [`DISK_PATIENCE`] only.
     #[must_use]
     pub fn new(file: StateFile, others_lead: bool) -> Self {
-        Self { file: Arc::new(file), under_way: Arc::default(), others_lead }
+        Self { file: Arc::new(file), under_way: Arc::default(), others_lead, patience: DISK_PATIENCE }
     }
 
     /// Writes a state; it is on disk when this returns.
@@ -97,12 +98,12 @@ impl StateWriter {
             let _under_way = under_way;
             file.write(&state)
         }));
-        if let Ok(written) = timeout(DISK_PATIENCE, &mut writing).await {
+        if let Ok(written) = timeout(self.patience, &mut writing).await {
             return written;
         }
         let path = self.file.path.clone();
         if self.others_lead {
-            return Err(StateError::Silent { path, waited: DISK_PATIENCE });
+            return Err(StateError::Silent { path, waited: self.patience });
         }
         tracing::error!(path = %path.display(), "the disk of the state does not answer: there is no new table until it does");
         writing.await
@@ -253,20 +254,20 @@ mod tests {
         assert_eq!(StateFile::open(&path).unwrap().1, state);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn an_elected_coordinator_ends_when_its_disk_is_silent_and_another_waits() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.redb");
         let state = DurableState { numbers: vec![("a".into(), NodeNumber(4))], ..DurableState::default() };
         for others_lead in [true, false] {
             let writer = StateWriter::new(StateFile::open(&path).unwrap().0, others_lead);
+            let writer = StateWriter { patience: Duration::from_millis(1), ..writer };
             let file = Arc::clone(&writer.file);
             // The next write waits for this one.
             let silent = file.database.begin_write().unwrap();
             let mut writing = Box::pin(writer.write(state.clone()));
-            let waited = timeout(3 * DISK_PATIENCE, &mut writing).await;
+            let waited = timeout(Duration::from_millis(50), &mut writing).await;
             assert_eq!(matches!(waited, Ok(Err(StateError::Silent { .. }))), others_lead);
-            tokio::time::resume();
             drop(silent);
             if !others_lead {
                 writing.as_mut().await.unwrap();
@@ -276,7 +277,6 @@ mod tests {
             drop(file);
             assert_eq!(StateFile::open(&path).unwrap().1, state, "it was written in the end");
             StateFile::open(&path).unwrap().0.write(&DurableState::default()).unwrap();
-            tokio::time::pause();
         }
     }
 
