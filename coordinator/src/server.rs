@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::web::{Data, ServiceConfig};
+use futures_util::FutureExt as _;
 use larder_net::audit::{self, Audit};
 use larder_net::blocking::blocking;
 use larder_net::coordinator_client::Known;
@@ -49,7 +50,7 @@ use crate::register::{Memory, Register, Trouble};
 use crate::reload::Reloads;
 use crate::serve::{Doubts, Server, serve as serve_followers};
 use crate::shared::SharedMembership;
-use crate::state::{StateError, StateFile, StateWriter};
+use crate::state::{StateError, StateWriter};
 use crate::uptime::Uptime;
 
 /// The coordinator serves.
@@ -277,8 +278,7 @@ async fn serve_noting<R: Register + 'static>(
 ) -> Result<(), ServeError> {
     let (uptime, credentials) = (Uptime::start(), credentials(&config)?);
     let endpoint = Endpoint::bind(config.peer.listen, &credentials, &TransportSettings::default())?;
-    let (state_file, state) = StateFile::open(&config.state.path)?;
-    let writer = StateWriter::new(state_file, register.is_some());
+    let (writer, state) = StateWriter::open(&config.state.path, register.is_some())?;
     let (patience, highest_term) = (config.membership.clone(), state.table.epoch.term);
     let membership = membership_of(register.is_some(), &patience, state, uptime);
     let reloads = Reloads::new(file.as_ref(), membership.clone(), audit.clone());
@@ -340,15 +340,11 @@ async fn serve_noting<R: Register + 'static>(
         ended = &mut serving => return ended.unwrap_or_else(|error| Err(error.into())).map_err(failed),
         failed = keep(&membership, &writer, &publish, uptime, office.tables.subscribe()) => Err(failed.into()),
         Some(rival) = office.rivals.recv() => return Err(yields_to(&rival, &membership)),
-        () = stop => {
-            tracing::info!("the coordinator stops");
-            Ok(())
-        }
+        () = stop.map(|()| tracing::info!("the coordinator stops")) => Ok(()),
     };
     Electing::end(electing).await;
     endpoint.close().await;
-    handle.stop().await;
-    writer.end(STOP_WITHIN).await;
+    tokio::join!(handle.stop(), writer.end(STOP_WITHIN));
     ended.and(serving.await.unwrap_or_else(|error| Err(error.into())).map_err(failed))
 }
 

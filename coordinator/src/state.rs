@@ -78,10 +78,15 @@ pub struct StateWriter {
 }
 
 impl StateWriter {
-    /// A writer. If other coordinators may lead, it waits for [`DISK_PATIENCE`] only.
-    #[must_use]
-    pub fn new(file: StateFile, others_lead: bool) -> Self {
-        Self { file: Arc::new(file), under_way: Arc::default(), others_lead, patience: DISK_PATIENCE }
+    /// Opens the file, or makes it, and reads the state. If other coordinators may lead, the writer waits for [`DISK_PATIENCE`] only.
+    ///
+    /// # Errors
+    /// [`StateError`]
+    pub fn open(path: &Path, others_lead: bool) -> Result<(Self, DurableState), StateError> {
+        let (file, state) = StateFile::open(path)?;
+        let writer =
+            Self { file: Arc::new(file), under_way: Arc::default(), others_lead, patience: DISK_PATIENCE };
+        Ok((writer, state))
     }
 
     /// Writes a state; it is on disk when this returns.
@@ -260,7 +265,7 @@ mod tests {
         let path = dir.path().join("state.redb");
         let state = DurableState { numbers: vec![("a".into(), NodeNumber(4))], ..DurableState::default() };
         for others_lead in [true, false] {
-            let writer = StateWriter::new(StateFile::open(&path).unwrap().0, others_lead);
+            let writer = StateWriter::open(&path, others_lead).unwrap().0;
             let writer = StateWriter { patience: Duration::from_millis(1), ..writer };
             let file = Arc::clone(&writer.file);
             // The next write waits for this one.
