@@ -78,7 +78,8 @@ pub struct StateWriter {
 }
 
 impl StateWriter {
-    /// Opens the file, or makes it, and reads the state. If other coordinators may lead, the writer waits for [`DISK_PATIENCE`] only.
+    /// Opens the file, or makes it, and reads the state. If other coordinators may lead, the writer waits for [`DISK_PATIENCE`]
+    /// only.
     ///
     /// # Errors
     /// [`StateError`]

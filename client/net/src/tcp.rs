@@ -1,8 +1,8 @@
 //! TLS over TCP: a second way for blocks beside QUIC.
 //!
-//! Network cards and kernels move many packets of a TCP stream as one large piece. QUIC encrypts and counts each packet by itself, so
-//! packets of 1,500 bytes cost QUIC far more CPU time than TCP. Both ways use the same certificates, the same cipher and the same
-//! checks of the other side.
+//! Network cards and kernels move many packets of a TCP stream as one large piece. QUIC encrypts and counts each packet by itself,
+//! so packets of 1,500 bytes cost QUIC far more CPU time than TCP. Both ways use the same certificates, the same cipher and the
+//! same checks of the other side.
 //!
 //! A connection carries one request at a time: the answer ends before the next request begins.
 

@@ -75,8 +75,8 @@ impl LeaseGuard {
     }
 }
 
-/// Divides parts among batches of about [`BATCH_BYTES`]. The parts of a block that `is_verified` says is verified now stay together,
-/// so that one thread sums the block, once.
+/// Divides parts among batches of about [`BATCH_BYTES`]. The parts of a block that `is_verified` says is verified now stay
+/// together, so that one thread sums the block, once.
 fn divide<'a>(
     parts: impl Iterator<Item = BlockPart<'a>>,
     is_verified: impl Fn(&BlockPart<'a>) -> bool,

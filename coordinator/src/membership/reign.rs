@@ -61,8 +61,8 @@ impl Membership {
         }
     }
 
-    /// Whether the coordinator's own table may go out, now that it is on disk. A coordinator that no longer leads in the table's term
-    /// resigns: if it leads again, it makes the table again.
+    /// Whether the coordinator's own table may go out, now that it is on disk. A coordinator that no longer leads in the table's
+    /// term resigns: if it leads again, it makes the table again.
     pub fn may_publish(&mut self, table: &Table, now: Millis) -> bool {
         let may = match self.office {
             Office::Alone => true,
