@@ -38,7 +38,7 @@ pub(super) struct Tcp {
     pub(super) port: Arc<TcpPort>,
 }
 
-/// One thread's hands: they send blocks (`send.rs`) and receive blocks (`receive.rs`). Cloning shares.
+/// Sends blocks (`send.rs`) and receives blocks (`receive.rs`) on one thread. Cloning shares.
 #[derive(Debug, Clone)]
 pub(super) struct Mover {
     pub(super) common: Common,
@@ -111,13 +111,13 @@ impl Common {
 }
 
 impl Mover {
-    /// The hands of the thread between nodes.
+    /// The mover of the thread between nodes.
     pub(super) fn new(common: Common) -> Self {
         let awake = Awake::new(common.clock);
         Self { common, awake }
     }
 
-    /// The hands of a block thread.
+    /// The mover of a block thread.
     pub(super) fn of_block_thread(common: Common) -> Self {
         let awake = Awake::never(common.clock);
         Self { common, awake }

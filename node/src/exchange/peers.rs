@@ -195,7 +195,7 @@ impl Peers {
         &self.0.mover.common.metrics
     }
 
-    /// The hands of the thread between nodes.
+    /// The mover of the thread between nodes.
     pub(super) fn mover(&self) -> &Mover {
         &self.0.mover
     }
