@@ -43,9 +43,9 @@ impl GpuActor {
             }
             Effect::Changed { sequence, told, changes, to_directory } => {
                 self.hands.feed.tell(sequence, &changes[told..]);
-                if to_directory {
-                    let announced = self.hands.announce(Changes::Since(changes));
-                    announced.into_iter().for_each(|announced| self.tell(Event::Announced(announced)));
+                let announced = to_directory.then(|| self.hands.announce(Changes::Since(changes)));
+                if let Some(announced) = announced.flatten() {
+                    self.tell(Event::Announced(announced));
                 }
             }
             Effect::AnnouncePage { page, next } => match self.hands.announce(Changes::Page(page)) {
