@@ -16,6 +16,7 @@ use tokio::time::sleep;
 pub(crate) use self::lookout::{Lookout, look_out};
 use crate::election::{Candidate, Election, RegisterAnswer, RegisterOp};
 use crate::membership::Millis;
+use crate::published::Published;
 use crate::register::{Register, ask};
 use crate::shared::SharedMembership;
 use crate::uptime::Uptime;
@@ -27,8 +28,8 @@ pub(crate) struct Part {
     pub(crate) life: u64,
     /// The leader, as long as another coordinator leads.
     pub(crate) leader: watch::Receiver<Option<Candidate>>,
-    /// Gets terms that are later than that of this leader.
-    pub(crate) later_terms: mpsc::Sender<u64>,
+    /// Gets terms that are later than that of this leader, each with the node that knows a table of it.
+    pub(crate) later_terms: mpsc::Sender<(u64, String)>,
     /// Gets a leader that this coordinator does not know, and to which it yields.
     pub(crate) rivals: mpsc::Sender<Rival>,
 }
@@ -56,7 +57,7 @@ pub(crate) struct Elect {
     pub(crate) membership: SharedMembership,
     pub(crate) uptime: Uptime,
     pub(crate) leader: watch::Sender<Option<Candidate>>,
-    pub(crate) later_terms: mpsc::Receiver<u64>,
+    pub(crate) later_terms: mpsc::Receiver<(u64, String)>,
     pub(crate) lookout: Lookout,
     /// Time for an answer of the register.
     pub(crate) deadline: Duration,
@@ -87,8 +88,8 @@ impl Elect {
                 answer = answered(&mut asking) => self.election.answer(answer, self.uptime.now()),
                 life = self.lookout.answer() => self.hear_leader(life),
                 () = sleep(Duration::from_millis(pause)) => {}
-                Some(term) = self.later_terms.recv() => {
-                    tracing::warn!(term, "nodes know tables of a later term: this coordinator leads on in a term after that");
+                Some((term, node)) = self.later_terms.recv() => {
+                    tracing::warn!(term, node, "a node knows a table of a later term: this coordinator leads on in a term after that");
                     self.election.heard_of(term, self.uptime.now());
                 }
                 () = &mut stop => break,
@@ -171,19 +172,36 @@ pub(crate) async fn follow_leader(
     }
 }
 
-/// Passes the leader's tables to the membership; returns when one of them is new to it.
+/// Passes the leader's tables to the membership; returns when one of them is new to it, or known from the state and not published
+/// yet. `refused` is the term of the leader whose tables were refused last.
 pub(crate) async fn followed(
     known: &mut watch::Receiver<Known>,
     membership: &SharedMembership,
+    published: &watch::Sender<Arc<Published>>,
     uptime: Uptime,
+    refused: &mut Option<u64>,
 ) -> Arc<Table> {
     loop {
         if known.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
         let table = Arc::clone(&known.borrow_and_update().table);
-        if membership.lock().follow(&table, uptime.now()) {
+        let now = uptime.now();
+        let (is_new, is_known, leads, term) = {
+            let mut membership = membership.lock();
+            let is_new = membership.follow(&table, now);
+            (is_new, membership.table().epoch == table.epoch, membership.leads(now), membership.term())
+        };
+        let is_published = published.borrow().table().epoch >= table.epoch;
+        if is_new || (is_known && !leads && !is_published) {
             return table;
+        }
+        if !leads && table.epoch.term < term && refused.replace(table.epoch.term) != Some(table.epoch.term) {
+            tracing::warn!(
+                leader = table.epoch.term,
+                own = term,
+                "the leader's tables are of an earlier term than this coordinator's state, and are not taken: if the state is another cluster's, or the register began anew, stop this coordinator, remove its state file, and start it again"
+            );
         }
     }
 }

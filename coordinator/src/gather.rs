@@ -84,7 +84,7 @@ pub(crate) struct Admin {
 pub(crate) async fn answer(
     (nodes, admin): (Rc<Nodes>, Option<Admin>),
     tables: watch::Receiver<Arc<Published>>,
-    lost: impl Fn() -> Vec<(Lost, Millis)> + Clone + 'static,
+    known: impl Fn() -> (Vec<Member>, Vec<(Lost, Millis)>) + Clone + 'static,
     mut questions: mpsc::Receiver<NodeQuery>,
 ) {
     let admin = admin.map(Rc::new);
@@ -104,7 +104,7 @@ pub(crate) async fn answer(
             Wanted::Answer(_) => Arc::clone(&places).acquire_owned().await.ok(),
         };
         let (nodes, table) = (Rc::clone(&nodes), Arc::clone(tables.borrow().table()));
-        let (tables, lost) = (tables.clone(), lost.clone());
+        let known = known.clone();
         actix_rt::spawn(async move {
             let (by, of) = (admin.as_ref().map_or(&*nodes, |admin| &admin.nodes), node.as_deref());
             let change = wanted.change();
@@ -113,8 +113,9 @@ pub(crate) async fn answer(
                 Wanted::Purge(..) if place.is_none() => refused(&table, of),
                 Wanted::Purge(scope, mode) => {
                     let mut shown = purge::purge(by, &table, (&scope, mode), of).await;
-                    let now = Arc::clone(tables.borrow().table());
-                    shown.extend(purge::not_reached((&table, &now), &lost(), mode, of));
+                    // Not the published table: a node that has just joined is in neither that nor the list of the lost.
+                    let (now, lost) = known();
+                    shown.extend(purge::not_reached((&table, &now), &lost, mode, of));
                     shown
                 }
             };

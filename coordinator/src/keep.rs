@@ -25,10 +25,11 @@ pub(crate) async fn keep(
 ) -> StateError {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut refused = None;
     loop {
         let changed = tokio::select! {
             _ = ticks.tick() => membership.lock().tick(uptime.now()).map(|table| (table, true)),
-            table = followed(&mut leaders, membership, uptime) => Some((table, false)),
+            table = followed(&mut leaders, membership, publish, uptime, &mut refused) => Some((table, false)),
         };
         let is_unwritten = membership.lock().take_unwritten();
         if changed.is_some() || is_unwritten {

@@ -79,6 +79,8 @@ pub struct Membership {
     was_away: bool,
     /// Whether the homes of the last table that it made have the form that nodes of version 1 know.
     served_v1: bool,
+    /// The nodes that lately knew a table of a later term than this leader's, that term, and when they said so.
+    claims: BTreeMap<String, (u64, Millis)>,
     /// Nodes that were asked for their table in this term.
     bringers: u32,
     /// Whether one of these nodes has not answered.
@@ -227,6 +229,7 @@ impl Membership {
             in_touch: now,
             was_away: true,
             served_v1: false,
+            claims: BTreeMap::new(),
             bringers: 0,
             awaits_table: false,
             gathers_from: now,
@@ -246,7 +249,7 @@ impl Membership {
         if !self.leads(now) {
             return Err(JoinRefused::NotLeading);
         }
-        if self.is_outdone_by(epoch) {
+        if self.takes_claim(name, epoch, now) {
             return Err(JoinRefused::LaterTerm(epoch.term));
         }
         self.end_earlier_life(name, incarnation, peer, now)?;
@@ -312,7 +315,10 @@ impl Membership {
             return Beat::NotLeading;
         }
         if self.is_outdone_by(heartbeat.epoch) && self.is_plausible(heartbeat.epoch) {
-            return Beat::LaterTerm(heartbeat.epoch.term);
+            let name = self.current(number, incarnation).map(|known| known.member.name.clone());
+            if name.is_some_and(|name| self.takes_claim(&name, heartbeat.epoch, now)) {
+                return Beat::LaterTerm(heartbeat.epoch.term);
+            }
         }
         let Some(known) = self.current(number, incarnation) else { return Beat::Removed };
         (known.heard, known.is_awaited) = (now, false);
@@ -514,15 +520,21 @@ impl Membership {
     /// Every member.
     #[must_use]
     pub fn report(&self, now: Millis) -> Vec<MemberReport> {
-        let partitions = |number| self.table.homes.iter().filter(|&&home| home == number).count();
+        let mut partitions = BTreeMap::<NodeNumber, usize>::new();
+        self.table.homes.iter().for_each(|&home| *partitions.entry(home).or_default() += 1);
         let report = |known: &KnownMember| MemberReport {
             member: known.member.clone(),
-            partitions: partitions(known.member.number),
+            partitions: partitions.get(&known.member.number).copied().unwrap_or(0),
             version: Some(known.version).filter(|_| !known.is_awaited && self.leads(now)),
             // A coordinator that follows hears no member.
             silent_ms: if self.leads(now) { now.saturating_sub(known.heard) } else { 0 },
         };
         self.members.values().map(report).collect()
+    }
+
+    /// The members, those that no table names yet included.
+    pub fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.values().map(|known| &known.member)
     }
 
     /// Every member that was removed lately and did not come back, and how long it has been silent.
@@ -544,6 +556,17 @@ impl Membership {
     fn is_outdone_by(&self, epoch: Epoch) -> bool {
         let is_own = epoch.term < self.epoch.term || epoch <= self.table.epoch;
         self.office != Office::Alone && !is_own
+    }
+
+    /// Whether a node's word of a later table makes this leader lead on in a term after that. One word of a node is enough for a
+    /// while, since the new term is after it: a node that lies each time must not keep the cluster without a table.
+    fn takes_claim(&mut self, name: &str, epoch: Epoch, now: Millis) -> bool {
+        if !self.is_outdone_by(epoch) {
+            return false;
+        }
+        self.claims.retain(|_, (_, at)| now.saturating_sub(*at) < CLAIM_COUNTS_FOR_MS);
+        let (term, _) = *self.claims.entry(name.to_owned()).or_insert((epoch.term, now));
+        epoch.term <= term
     }
 
     /// Whether a coordinator of this cluster can have made this epoch. A node that lies about its term must not bring the cluster
@@ -603,7 +626,7 @@ impl Membership {
             let retry_after_ms = patience_ms - silent_ms;
             return Err(JoinRefused::InUse { address: known.member.peer, retry_after_ms, is_news });
         }
-        if known.member.incarnation > incarnation {
+        if known.member.incarnation > incarnation && known.member.incarnation < MAX_INCARNATION {
             return Err(JoinRefused::Outdated(known.member.incarnation + 1));
         }
         Ok(())
@@ -621,9 +644,16 @@ impl Membership {
         }
         let last = self.numbers.values().map(|given| given.number.0).max().unwrap_or(0);
         let next = last.checked_add(1).map(NodeNumber).filter(|&next| next < NodeNumber::THIS_NODE);
-        let number = next.or_else(|| self.take_back()).ok_or(JoinRefused::Full)?;
+        let number = next.or_else(|| self.unused()).or_else(|| self.take_back()).ok_or(JoinRefused::Full)?;
         self.numbers.insert(name.to_owned(), Given { number, left: 0, incarnation: 0 });
         Ok(number)
+    }
+
+    /// The lowest number that no known node has. An elected coordinator does not know the nodes that left before its first table, so
+    /// the highest number may be in use while most others are free.
+    fn unused(&self) -> Option<NodeNumber> {
+        let used: BTreeSet<NodeNumber> = self.numbers.values().map(|given| given.number).collect();
+        (1..NodeNumber::THIS_NODE.0).map(NodeNumber).find(|number| !used.contains(number))
     }
 
     /// The number of the node that left longest ago, for use when no unused number is left. By then all other numbers, some
@@ -708,6 +738,9 @@ fn next_term(epoch: Epoch) -> Epoch {
 /// How far a node's term may be ahead of a coordinator that lost its state: each start of a coordinator and each election makes one
 /// term.
 const MOST_TERMS_AHEAD: u64 = 1 << 20;
+
+/// The time after which a node's word of an even later term counts again.
+const CLAIM_COUNTS_FOR_MS: u64 = 60_000;
 
 /// Heartbeats that an incarnation must have missed before another process may take its name. A node that crashes and starts
 /// again at once is a member again this many heartbeats, and one round trip, after its last heartbeat.

@@ -254,7 +254,7 @@ impl Server {
             JoinRefused::LaterTerm(term) => {
                 self.metrics.rejected("later_term");
                 // An error means that others have reported a later term.
-                let _ = self.part.later_terms.try_send(term);
+                let _ = self.part.later_terms.try_send((term, name.to_owned()));
                 return None;
             }
             JoinRefused::Outdated(at_least) => CoordinatorMessage::Outdated(at_least),
@@ -320,7 +320,7 @@ impl Server {
                         }
                     });
                     if let Beat::LaterTerm(term) = beat {
-                        let _ = self.part.later_terms.try_send(term);
+                        let _ = self.part.later_terms.try_send((term, connection.peer().name.clone()));
                     }
                     if !matches!(beat, Beat::Heard | Beat::Contested(_)) {
                         return;

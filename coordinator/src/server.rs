@@ -403,8 +403,11 @@ fn answer_questions(
     let (gathers, gathered) = mpsc::channel(WAITING_GATHERS);
     let nodes = Rc::new(Nodes::new(endpoint.clone()));
     actix_rt::spawn(prefix::answer(Rc::clone(&nodes), tables.clone(), asked));
-    let lost = move || membership.lock().lost(uptime.now());
-    actix_rt::spawn(gather::answer((nodes, admin), tables.clone(), lost, gathered));
+    let known = move || {
+        let (membership, now) = (membership.lock(), uptime.now());
+        (membership.members().cloned().collect(), membership.lost(now))
+    };
+    actix_rt::spawn(gather::answer((nodes, admin), tables.clone(), known, gathered));
     (questions, gathers)
 }
 
@@ -455,7 +458,7 @@ impl Listener {
 /// The coordinator's part in an election.
 struct Office {
     leader: watch::Sender<Option<Candidate>>,
-    later_terms: Option<mpsc::Receiver<u64>>,
+    later_terms: Option<mpsc::Receiver<(u64, String)>>,
     rivals: mpsc::Receiver<Rival>,
     /// The tables of the leader, while another coordinator leads.
     tables: watch::Sender<Known>,

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use larder_coordinator::membership::{Beat, DurableState, JoinRefused, Membership, Patience};
+use larder_protocol::limits::MAX_INCARNATION;
 use larder_protocol::membership::{Heartbeat, Join};
 use larder_protocol::table::{Epoch, MemberState, NodeNumber, Table};
 
@@ -260,6 +261,55 @@ fn a_leader_that_hears_of_a_later_table_than_its_own_says_so_and_a_follower_take
     let older = Table { epoch: Epoch { term: 1, number: 99 }, ..Table::clone(&table) };
     assert!(!leader.follow(&Arc::new(older), 5_100));
     assert_eq!(leader.table().epoch, later);
+}
+
+#[test]
+fn a_node_that_knows_ever_later_terms_is_believed_once_in_a_while() {
+    let (mut leader, _) = leader();
+    let beat = |term| Heartbeat { epoch: Epoch { term, number: 0 }, silent: Vec::new() };
+    let mut lead = |term: u64, now| {
+        leader.resign();
+        leader.lead(term, 1_000_000, now);
+        [(1, 1), (2, 2), (3, 3)].map(|(number, incarnation)| {
+            // Each knows a table that is later than this leader's term.
+            leader.heartbeat(NodeNumber(number), incarnation, &beat(term + u64::from(number)), now)
+        })
+    };
+    assert_eq!(lead(1, 4_000), [Beat::LaterTerm(2), Beat::LaterTerm(3), Beat::LaterTerm(4)]);
+    assert_eq!(lead(5, 5_000), [Beat::Heard; 3], "the new term was after the terms that they knew");
+    assert!(leader.tick(5_000).is_some(), "so the table comes");
+    assert_eq!(
+        leader.join("a", &join(1, Epoch { term: 9, number: 0 }), 6_000).map(|joined| joined.number),
+        Ok(NodeNumber(1))
+    );
+    let beat = leader.heartbeat(NodeNumber(1), 1, &beat(9), 64_000);
+    assert_eq!(beat, Beat::LaterTerm(9), "a minute later it counts again");
+}
+
+#[test]
+fn a_table_that_no_coordinator_can_have_made_is_not_taken_from_a_node() {
+    let (_, table) = leader();
+    let other = |change: fn(&mut Table)| {
+        let mut other = Table::clone(&table);
+        change(&mut other);
+        Arc::new(other)
+    };
+    let adopts = |table: &Arc<Table>| {
+        let mut next = candidate(DurableState::default());
+        next.lead(2, 1_000_000, 0);
+        next.adopt(table, 10).then_some(next)
+    };
+    for wrong in [
+        other(|table| table.members[0].incarnation = MAX_INCARNATION + 1),
+        other(|table| table.members[2].number = NodeNumber::THIS_NODE),
+        other(|table| table.members[1].name = table.members[0].name.clone()),
+    ] {
+        assert!(adopts(&wrong).is_none());
+    }
+    // A node that lies about the life of another one does not lock it out.
+    let mut next = adopts(&other(|table| table.members[0].incarnation = MAX_INCARNATION)).unwrap();
+    (100..3_000).step_by(100).for_each(|now| _ = next.tick(now));
+    assert_eq!(next.join("a", &join(1, table.epoch), 3_000).map(|joined| joined.number), Ok(NodeNumber(1)));
 }
 
 #[test]

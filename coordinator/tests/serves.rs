@@ -903,6 +903,27 @@ fn of_three_coordinators_one_leads_and_the_others_answer_reads_and_name_it() {
 }
 
 #[test]
+fn a_follower_that_starts_again_publishes_the_table_that_it_knows() {
+    on_one_thread(async {
+        let (place, cable) = (Place::new(), Cable::default());
+        let all = ["1", "2"].map(|state| (state, place.start_elected(state, cable.another())));
+        let mut node = place.node_of("a", 1, all.iter().map(|(_, one)| one.ready.peer).collect());
+        node.sees("itself", members(1)).await;
+        until("one follows", || all.iter().filter(|(_, one)| one.status().follows).count() == 1).await;
+        let [first, second] = all;
+        let ((state, follower), _leader) =
+            if first.1.status().follows { (first, second) } else { (second, first) };
+        until("it knows the node", || follower.status().nodes.len() == 1).await;
+        follower.stop();
+        let again = place.start_elected(state, cable.another());
+        let watcher = place.endpoint(&Identity::engine("red", "vllm-0"));
+        let mut watcher = Follower::start(watcher, again.ready.peer, FollowAs::Watcher);
+        watcher.sees("the node, though no table has changed", members(1)).await;
+        assert!(again.status().follows);
+    });
+}
+
+#[test]
 fn a_leader_that_is_cut_off_stops_and_the_next_one_moves_no_partition() {
     on_one_thread(async {
         let (place, cable) = (Place::new(), Cable::default());

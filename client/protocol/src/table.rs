@@ -4,6 +4,7 @@
 
 mod pages;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -11,6 +12,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::chunk::{ChunkHash, ChunkRef};
+use crate::limits::MAX_INCARNATION;
 use crate::namespace::Fingerprint;
 
 pub use pages::{NewHome, TablePage, TableReader, WrongPage, pages};
@@ -122,12 +124,20 @@ impl Table {
         Some(&self.members[at])
     }
 
-    /// Whether the table is whole: members ascending, every home a member, all partitions or none.
+    /// Whether a coordinator can have made the table: members ascending, with numbers, names and incarnations that members have, every
+    /// home a member, all partitions or none.
     #[must_use]
     pub fn is_consistent(&self) -> bool {
         let ascending = self.members.windows(2).all(|pair| pair[0].number < pair[1].number);
+        let names: HashSet<&str> = self.members.iter().map(|member| member.name.as_str()).collect();
+        let is_possible =
+            |member: &Member| member.number != NodeNumber::THIS_NODE && member.incarnation <= MAX_INCARNATION;
+        let are_possible = names.len() == self.members.len() && self.members.iter().all(is_possible);
         let homes = if self.members.is_empty() { 0 } else { usize::from(PARTITIONS) };
-        ascending && self.homes.len() == homes && self.homes.iter().all(|&home| self.member(home).is_some())
+        ascending
+            && are_possible
+            && self.homes.len() == homes
+            && self.homes.iter().all(|&home| self.member(home).is_some())
     }
 }
 

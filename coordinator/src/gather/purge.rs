@@ -55,7 +55,7 @@ pub(super) async fn purge(
 /// The nodes that a purge did not reach and that may bring purged chunks: lost nodes, and members that joined after its start. A
 /// count changes nothing, so later members do not matter to it.
 pub(super) fn not_reached(
-    (asked, now): (&Table, &Table),
+    (asked, now): (&Table, &[Member]),
     lost: &[(Lost, Millis)],
     mode: PurgeMode,
     of: Option<&str>,
@@ -69,8 +69,7 @@ pub(super) fn not_reached(
     let lost = lost.iter().map(|(lost, _)| &lost.member).filter(is_wanted);
     let lost =
         lost.map(|member| trouble(member, "it is lost and keeps its chunks: purge again when it is back"));
-    let new =
-        now.members.iter().filter(is_wanted).filter(|member| mode == PurgeMode::Remove && !was_asked(member));
+    let new = now.iter().filter(is_wanted).filter(|member| mode == PurgeMode::Remove && !was_asked(member));
     lost.chain(new.map(|member| trouble(member, "joined during the purge: purge again"))).collect()
 }
 
@@ -145,7 +144,7 @@ mod tests {
     #[test]
     fn nodes_that_are_lost_or_join_during_a_purge_are_named() {
         let asked = table([member("a", 1), member("b", 1)]);
-        let now = table([member("a", 1), member("b", 2), member("c", 1)]);
+        let now = [member("a", 1), member("b", 2), member("c", 1)];
         let lost = [(Lost { member: member("d", 1), heard: 0, removed: 0 }, 9)];
         let named = |mode, of| -> Vec<String> {
             let shown = not_reached((&asked, &now), &lost, mode, of).into_iter();

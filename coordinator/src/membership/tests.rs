@@ -429,6 +429,30 @@ fn a_node_that_left_in_order_comes_back_as_a_later_life_even_if_its_clock_was_se
 }
 
 #[test]
+fn a_node_gets_a_number_that_nobody_has_while_the_highest_number_is_in_use() {
+    let (mut membership, numbers) = cluster(2);
+    let highest = NodeNumber(NodeNumber::THIS_NODE.0 - 1);
+    membership.numbers.insert("gone".to_owned(), Given { number: highest, left: 0, incarnation: 1 });
+    let next = membership.join("new", &join(1), 100).unwrap().number;
+    assert_eq!(next, NodeNumber(numbers.len() as u16 + 1));
+    assert_eq!(membership.counts().reused_numbers, 0, "the node that left keeps its number");
+}
+
+#[test]
+fn a_node_that_comes_back_is_lost_or_a_member_at_any_time() {
+    let (mut membership, _) = cluster(1);
+    run(&mut membership, 0, 40_000);
+    let is_known = |membership: &Membership| {
+        let is_member = membership.members().any(|member| member.name == "node-0");
+        (is_member, membership.lost(40_000).iter().any(|(lost, _)| lost.member.name == "node-0"))
+    };
+    assert_eq!(is_known(&membership), (false, true));
+    membership.join("node-0", &join(2), 40_000).unwrap();
+    assert_eq!(is_known(&membership), (true, false), "though no table names it yet");
+    assert!(membership.table().members.is_empty());
+}
+
+#[test]
 fn a_removed_member_is_lost_until_it_comes_back_or_is_forgotten_and_one_that_left_is_not() {
     let (mut membership, numbers) = cluster(3);
     let lost = |membership: &Membership, now| -> Vec<(String, Millis)> {

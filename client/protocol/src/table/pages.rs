@@ -156,7 +156,7 @@ mod tests {
     }
 
     fn table(number: u64, numbers: &[u16], random: &mut fastrand::Rng) -> Table {
-        let members = numbers.iter().map(|&at| member(at, random.u64(..3), "node")).collect();
+        let members = numbers.iter().map(|&at| member(at, random.u64(..3), &format!("node-{at}"))).collect();
         let home = |_| numbers[random.usize(..numbers.len())];
         let partitions = if numbers.is_empty() { 0 } else { PARTITIONS };
         let homes = (0..partitions).map(home).map(NodeNumber).collect();
