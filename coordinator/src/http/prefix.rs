@@ -42,18 +42,18 @@ struct PrefixRequest {
 }
 
 /// The hash of chunks from tokens.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
 enum Hash {
-    /// Larder's own.
-    #[default]
-    Larder,
+    /// Larder's own. With braces, since serde ignores the fields beside a name without any.
+    Larder {},
     /// vLLM's.
     Sha256Cbor(EnginePrompt),
 }
 
 /// The facts besides the tokens that vLLM hashes.
 #[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct EnginePrompt {
     /// The engines' `PYTHONHASHSEED`, or the constant for none.
     seed: Option<String>,
@@ -212,7 +212,7 @@ impl PrefixRequest {
                 .map(|(i, hash)| hash.parse().map_err(|error| format!("hashes[{i}]: {error}\n")))
                 .collect::<Result<Vec<ChunkHash>, String>>()?,
             (None, Some(tokens)) => match &self.hash {
-                Hash::Larder => hash_prompt(root, &tokens, self.chunk_tokens, PromptExtra::default()),
+                Hash::Larder {} => hash_prompt(root, &tokens, self.chunk_tokens, PromptExtra::default()),
                 Hash::Sha256Cbor(prompt) => prompt.hashes(&tokens, self.chunk_tokens)?,
             },
             _ => return Err("give either `hashes` or `tokens`\n".to_owned()),
@@ -221,11 +221,23 @@ impl PrefixRequest {
     }
 }
 
+impl Default for Hash {
+    fn default() -> Self {
+        Self::Larder {}
+    }
+}
+
 impl EnginePrompt {
     fn hashes(&self, tokens: &[u32], chunk_tokens: u32) -> Result<Vec<ChunkHash>, String> {
         let block_tokens = self.block_tokens.unwrap_or(chunk_tokens);
         if block_tokens == 0 || !chunk_tokens.is_multiple_of(block_tokens) {
             return Err(format!("hash.block_tokens must divide the {chunk_tokens} tokens of a chunk\n"));
+        }
+        let lora_bytes = self.lora.as_ref().map_or(0, |Lora { name, path }| name.len() + path.len());
+        if lora_bytes > LORA_BYTES_A_TOKEN * block_tokens as usize {
+            return Err(format!(
+                "hash.lora: name and path have {lora_bytes} bytes, and are hashed with each block of {block_tokens} tokens: they may have {LORA_BYTES_A_TOKEN} bytes for each of these tokens\n"
+            ));
         }
         let seed = self.seed.as_deref().unwrap_or(sha256_cbor::DEFAULT_SEED);
         let lora = self.lora.as_ref().map(|Lora { name, path }| sha256_cbor::Lora { name, path });
@@ -236,6 +248,10 @@ impl EnginePrompt {
 
 /// Most tokens of one prompt: as many as the longest chain has with chunks of 256.
 const MAX_TOKENS: usize = MAX_CHAIN_CHUNKS * 256;
+
+/// Most bytes of an adapter's name and path for each token of a block. They are hashed with each block, so that without a limit a
+/// small body would mean hours of work. With blocks of 16 tokens they may have 1,024 bytes.
+const LORA_BYTES_A_TOKEN: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -262,5 +278,30 @@ mod tests {
         }
         let refused = asked(MAX_TOKENS + 1, 65_536, engine).err().unwrap();
         assert_eq!(refused, "a prompt has at most 2097152 tokens\n");
+    }
+
+    #[test]
+    fn a_prompt_whose_adapter_makes_long_work_is_refused_before_it_is_hashed() {
+        let hash = |bytes: usize, block_tokens: u32| {
+            let lora = serde_json::json!({"name": "x".repeat(bytes), "path": ""});
+            serde_json::json!({"name": "sha256_cbor", "block_tokens": block_tokens, "lora": lora}).to_string()
+        };
+        for (bytes, block_tokens, is_right) in [(1_024, 16, true), (1_025, 16, false), (65, 1, false)] {
+            let asked = asked(16_000, 16, &hash(bytes, block_tokens));
+            assert!(is_right || asked.as_ref().is_err_and(|error| error.starts_with("hash.lora: ")));
+            assert_eq!(asked.is_ok(), is_right, "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn a_misspelled_fact_of_the_hash_is_refused() {
+        for (hash, is_right) in [
+            (r#"{"name": "sha256_cbor", "cache_salt": "alice"}"#, true),
+            (r#"{"name": "sha256_cbor", "cachesalt": "alice"}"#, false),
+            (r#"{"name": "larder"}"#, true),
+            (r#"{"name": "larder", "seed": "0"}"#, false),
+        ] {
+            assert_eq!(asked(16, 16, hash).is_ok(), is_right, "{hash}");
+        }
     }
 }
