@@ -101,7 +101,8 @@ impl StateWriter {
         let under_way = Arc::clone(&self.under_way).lock_owned().await;
         let file = Arc::clone(&self.file);
         let mut writing = pin!(blocking(move || {
-            let _under_way = under_way;
+            // The file is closed before others hear of the end.
+            let (_under_way, file) = (under_way, file);
             file.write(&state)
         }));
         if let Ok(written) = timeout(self.patience, &mut writing).await {
