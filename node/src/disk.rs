@@ -17,7 +17,7 @@
 //! | the drive does not answer | orders get `Silent` until it does (`drive`); the places of earlier orders are kept |
 //! | more orders than the queue holds | `Busy` |
 //! | two processes want one folder | the second is refused |
-//! | the tier cannot be opened | the node serves from memory and says so |
+//! | the tier cannot be opened, or its drive does not answer at the start | the node serves from memory and says so |
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -144,6 +144,17 @@ pub enum OpenError {
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
+    },
+    /// The drive does not answer.
+    #[error(
+        "the drive of the disk tier's {} has not answered for {} s: check the drive, then start the node again",
+        path.display(), silent.as_secs()
+    )]
+    Silent {
+        /// The tier's folder.
+        path: PathBuf,
+        /// How long one operation has had no answer.
+        silent: Duration,
     },
     /// The system gives no memory.
     #[error(

@@ -42,9 +42,14 @@ pub(super) struct Ending {
 }
 
 /// An operation under way. It ends when dropped.
-struct UnderWay<'a>(&'a Drive);
+pub(crate) struct UnderWay<'a>(&'a Drive);
 
 impl Drive {
+    /// A drive that was asked for nothing yet.
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Seen { clock: Clock::start(), since: AtomicU64::new(0) }))
+    }
+
     /// How long the operation under way has had no answer; zero if none is under way.
     pub(crate) fn silent_for(&self) -> Duration {
         match self.0.since.load(Ordering::Relaxed) {
@@ -57,7 +62,8 @@ impl Drive {
         self.0.since.store(self.0.clock.elapsed().as_millis() as u64 + 1, Ordering::Relaxed);
     }
 
-    fn asked(&self) -> UnderWay<'_> {
+    /// Notes that the drive is asked for something, until the value is dropped.
+    pub(crate) fn asked(&self) -> UnderWay<'_> {
         self.begin();
         UnderWay(self)
     }
@@ -70,8 +76,7 @@ impl Drop for UnderWay<'_> {
 }
 
 impl Watched {
-    pub(super) fn new(device: Box<dyn DiskDevice>) -> Self {
-        let drive = Drive(Arc::new(Seen { clock: Clock::start(), since: AtomicU64::new(0) }));
+    pub(super) fn new(device: Box<dyn DiskDevice>, drive: Drive) -> Self {
         Self { device, drive }
     }
 

@@ -12,7 +12,7 @@ use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
 use super::damage::FoundDamage;
-use super::drive::{DriveWatch, Ending};
+use super::drive::{Drive, DriveWatch, Ending};
 use super::log::Geometry;
 use super::metrics::DiskMetrics;
 use super::order::{DiskPurge, PurgedSegment, ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder};
@@ -69,7 +69,17 @@ impl DiskTier {
     /// # Errors
     /// [`OpenError`] says what to change.
     pub fn open(options: &DiskOptions, metrics: DiskMetrics, on_gone: OnGone) -> Result<Self, OpenError> {
-        Self::start(Volume::open(options, metrics.clone(), on_gone)?, options, metrics)
+        Self::open_on(&Drive::new(), options, metrics, on_gone)
+    }
+
+    /// As [`DiskTier::open`], on a drive that others watch meanwhile.
+    pub(crate) fn open_on(
+        drive: &Drive,
+        options: &DiskOptions,
+        metrics: DiskMetrics,
+        on_gone: OnGone,
+    ) -> Result<Self, OpenError> {
+        Self::start(Volume::open(options, drive, metrics.clone(), on_gone)?, options, metrics)
     }
 
     pub(super) fn start(

@@ -91,7 +91,7 @@ impl Volume {
         metrics: DiskMetrics,
         on_gone: OnGone,
     ) -> io::Result<Self> {
-        let transfers = Transfers::new(device, metrics.clone())?;
+        let transfers = Transfers::new(device, Drive::new(), metrics.clone())?;
         Self::with(transfers, geometry, storage, metrics, on_gone)
     }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::super::drive::Drive;
 use super::super::format::{FormatError, PAGE_BYTES, StorageId, Superblock};
 use super::super::io::DiskFile;
 use super::super::log::Geometry;
@@ -19,6 +20,7 @@ impl Volume {
     /// Opens the tier in a folder, or makes one.
     pub(crate) fn open(
         options: &DiskOptions,
+        drive: &Drive,
         metrics: DiskMetrics,
         on_gone: OnGone,
     ) -> Result<Self, OpenError> {
@@ -26,8 +28,11 @@ impl Volume {
         let path = options.folder.join(FILE_NAME);
         let unwritable = |source| OpenError::Folder { path: path.clone(), source };
         let broken = |source| OpenError::Device { path: path.clone(), source };
+        let asked = drive.asked();
         private::make_folder(&options.folder).map_err(unwritable)?;
-        let file = open_locked(&path).map_err(|source| match source.kind() {
+        let opened = open_locked(&path);
+        drop(asked);
+        let file = opened.map_err(|source| match source.kind() {
             ErrorKind::WouldBlock => OpenError::Locked { path: path.clone() },
             _ => OpenError::Folder { path: path.clone(), source },
         })?;
@@ -36,13 +41,16 @@ impl Volume {
             tracing::warn!(path = %path.display(), "the file system has no O_DIRECT: the disk tier uses the page cache");
         }
         let (device, lane) = file.device(options.lane);
-        let mut transfers = Transfers::new(device, metrics.clone()).map_err(OpenError::Memory)?;
+        let mut transfers =
+            Transfers::new(device, drive.clone(), metrics.clone()).map_err(OpenError::Memory)?;
         let (found, is_whole) = find(&file, &mut transfers, &path, options.segment_bytes)?;
         let storage = fit(&file, &mut transfers, &path, geometry, found)?;
         if !is_whole {
             mend_superblock(&mut transfers, &path, geometry, storage);
         }
+        let asked = drive.asked();
         File::open(&options.folder).and_then(|folder| folder.sync_all()).map_err(broken)?;
+        drop(asked);
         let volume = Self::with(transfers, geometry, storage, metrics, on_gone).map_err(broken)?;
         tracing::info!(
             path = %path.display(), ?lane, records = volume.log.records(), segments = geometry.segments,

@@ -67,8 +67,8 @@ pub(super) struct ReadPart {
 }
 
 impl Transfers {
-    pub(super) fn new(device: Box<dyn DiskDevice>, metrics: DiskMetrics) -> io::Result<Self> {
-        let mut device = Watched::new(device);
+    pub(super) fn new(device: Box<dyn DiskDevice>, drive: Drive, metrics: DiskMetrics) -> io::Result<Self> {
+        let mut device = Watched::new(device, drive);
         let spare = device.buffers(MOST_SPARE, BUFFER_BYTES)?;
         Ok(Self {
             device,
