@@ -100,7 +100,7 @@ def variants(file, attributes, body):
     tag = next((word[7:-1] for word in words if word.startswith('tag = "')), None)
     assert tag and 'rename_all = "snake_case"' in words, f"{file}: an enum that this script does not understand"
     names, result = [], []
-    pattern = r"((?:^    ///[^\n]*\n)+)(?:^    #\[[^\n]*\n)*^    (\w+)(?:\((\w+)\)| \{\n(.*?)^    \})?,"
+    pattern = r"((?:^    ///[^\n]*\n)+)(?:^    #\[[^\n]*\n)*^    (\w+)(?:\((\w+)\)| \{(?:\n(.*?)^    )?\})?,"
     for doc, variant, inner, own in re.findall(pattern, body, re.S | re.M):
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", variant).lower()
         names.append(f"`{name}`: {' '.join(line.strip(' /') for line in doc.splitlines())}")

@@ -217,7 +217,7 @@ pub struct TenantConfig {
     pub max_bytes: Option<ByteSize>,
     /// Limit of the tenant's write windows, for all sessions together. Windows are memory outside the arena; the node takes it
     /// when a session opens. Default: `session.max_sessions` windows of the largest size, but no more than the tenant's part of
-    /// half the memory that the arena leaves.
+    /// half the memory that the arena and the windows given to other tenants leave.
     #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub max_window_bytes: Option<ByteSize>,
 }

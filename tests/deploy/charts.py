@@ -230,8 +230,8 @@ def pods_are_as_said():
 
 def windows_have_memory():
     """Checks that the memory limit has room for the write windows that tenants are given, as the overlays' has."""
-    for windows in [["1GiB"], ["64MiB", "64MiB"], ["2 GiB", 3 << 30, "200MB"], ["2Gi", "200M"], []]:
-        tenants = [{"name": f"t{i}", "max_window_bytes": one} for i, one in enumerate(windows)] or [{"name": "default"}]
+    for windows in [["1GiB"], ["64MiB", "64MiB"], ["2 GiB", 3 << 30, "200MB"], ["2Gi", "200M"], ["4GiB", None], [None]]:
+        tenants = [{"name": f"t{i}"} | ({"max_window_bytes": one} if one else {}) for i, one in enumerate(windows)]
         manifests = Manifests(render_chart([{"size": "4Gi", "node": {"tenants": tenants}}]))
         (container,) = manifests.workload("node")["spec"]["template"]["spec"]["containers"]
         expected = resources.resources(manifests.config("node"), 1)["limits"]["memory"]

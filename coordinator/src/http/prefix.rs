@@ -45,7 +45,8 @@ struct PrefixRequest {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
 enum Hash {
-    /// Larder's own. With braces, since serde ignores the fields beside a name without any.
+    // With braces: serde ignores fields beside a name that has none.
+    /// Larder's own.
     Larder {},
     /// vLLM's.
     Sha256Cbor(EnginePrompt),

@@ -131,22 +131,23 @@ impl Config {
         })
     }
 
-    /// Resolves the tenants. Windows are ordinary memory outside the arena.
+    /// Resolves the tenants. Windows are ordinary memory outside the arena. Tenants without a limit share half of what the arena, the
+    /// node itself and the other tenants' windows leave.
     fn tenant_limits(
         &self,
         session: &SessionLimits,
         actors: &[ActorLimits],
         host: &HostFacts,
     ) -> Result<Vec<TenantLimits>, ConfigError> {
-        let arena = self.host.arena_bytes.0.saturating_sub(expected_huge_bytes(actors, host));
-        let left = host.ordinary_bytes().saturating_sub(arena);
+        let left = host.ordinary_bytes().saturating_sub(self.ordinary_arena(actors, host));
+        let configured = self.tenants.iter().filter_map(|tenant| tenant.max_window_bytes);
+        let window_bytes = configured.clone().fold(0_u64, |sum, bytes| sum.saturating_add(bytes.0));
+        let others = (self.tenants.len() - configured.count()).max(1) as u64;
         let usual = u64::from(session.max_sessions).saturating_mul(session.max_window_bytes);
-        let windows = (left.saturating_sub(OWN_BYTES) / WINDOWS_SHARE).max(LEAST_WINDOWS_BYTES);
-        let default = usual.min(windows / self.tenants.len() as u64);
+        let windows = left.saturating_sub(OWN_BYTES).saturating_sub(window_bytes) / WINDOWS_SHARE;
+        let default = usual.min(windows.max(LEAST_WINDOWS_BYTES) / others);
         let whole_pages =
             |bytes: u64| bytes.min(host.memory_bytes).max(PAGE_BYTES).next_multiple_of(PAGE_BYTES);
-        let configured = self.tenants.iter().filter_map(|tenant| tenant.max_window_bytes);
-        let window_bytes = configured.fold(0_u64, |sum, bytes| sum.saturating_add(bytes.0));
         let left_bytes = left.saturating_sub(OWN_BYTES + self.host.arena_bytes.0 / INDEX_SHARE);
         if window_bytes > left_bytes {
             return Err(ConfigError::WindowsTooLarge { window_bytes, left_bytes });
@@ -158,6 +159,14 @@ impl Config {
             max_window_bytes: whole_pages(tenant.max_window_bytes.map_or(default, |bytes| bytes.0)),
         };
         Ok(self.tenants.iter().map(limits).collect())
+    }
+
+    /// Bytes of the arena for which ordinary memory is kept. Huge pages are not among them, unless a control group's limit holds the
+    /// whole arena: then the limit leaves room for an arena without huge pages, and what the host has for it may be less.
+    fn ordinary_arena(&self, actors: &[ActorLimits], host: &HostFacts) -> u64 {
+        let (arena, ordinary) = (self.host.arena_bytes.0, host.ordinary_bytes());
+        let is_held = host.cgroup_limit_bytes == Some(ordinary) && ordinary >= arena;
+        if is_held { arena } else { arena.saturating_sub(expected_huge_bytes(actors, host)) }
     }
 
     fn sampler(&self) -> Result<Sampler, ConfigError> {

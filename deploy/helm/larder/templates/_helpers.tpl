@@ -61,12 +61,16 @@ true
 {{- define "larder.besidesMiB" -}}
 {{- $own := add 512 (div (add (int (include "larder.arenaMiB" .)) 63) 64) -}}
 {{- $windows := 0 -}}
+{{- $others := 0 -}}
 {{- range .Values.node.tenants -}}
 {{- with .max_window_bytes -}}
 {{- $windows = add $windows (include "larder.bytes" . | int64) -}}
+{{- else -}}
+{{- $others = $own -}}
 {{- end -}}
 {{- end -}}
-{{ add $own (max $own (div (add $windows 1048575) 1048576)) }}
+{{- $given := div (add $windows 1048575) 1048576 -}}
+{{ add $own (max $own (add $given $others)) }}
 {{- end -}}
 
 {{- define "larder.tracingToml" -}}

@@ -120,6 +120,20 @@ fn the_peer_thread_is_near_the_interface_of_its_address_else_near_the_first_gpu(
 }
 
 #[test]
+fn windows_do_not_count_on_memory_that_a_limit_has_for_an_arena_without_huge_pages() {
+    let tree = Tree::machine(64 << 20, "0-7");
+    tree.numa_node(0, "0-7", 64 << 20);
+    tree.huge_pages(None, 16 * 512, 16 * 512).huge_pages(Some(0), 16 * 512, 16 * 512);
+    let of_a_limit = |gib: u64| {
+        let host = HostFacts { cgroup_limit_bytes: Some(gib << 30), ..HostFacts::read(tree.root()).unwrap() };
+        let limits = Config::parse("host.arena_bytes = '16GiB'").unwrap().resolve(&host).unwrap();
+        limits.tenants[0].max_window_bytes
+    };
+    assert_eq!(of_a_limit(18), 992 << 20, "the pod asks for 2 GiB of ordinary memory");
+    assert_eq!(of_a_limit(3), 1_504 << 20, "this limit is for all but the arena");
+}
+
+#[test]
 fn huge_pages_count_beside_the_limit_of_ordinary_memory_as_far_as_they_are_free() {
     let tree = workstation();
     tree.file("proc/self/cgroup", "0::/pod\n").file("sys/fs/cgroup/pod/memory.max", "1073741824\n");

@@ -65,7 +65,10 @@ fn write_windows_get_half_of_what_the_arena_leaves_unless_the_configuration_says
     };
     let two =
         "tenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/b', max_window_bytes = 5000 }]";
-    assert_eq!(windows(&format!("host = {{ arena_bytes = '62GiB' }}\n{two}")), [GIB / 2 - 16 * MIB, 8192]);
+    assert_eq!(windows(&format!("host = {{ arena_bytes = '62GiB' }}\n{two}")), [992 * MIB, 8192]);
+    let much = two.replace("5000", "'800MiB'");
+    let both = windows(&format!("host = {{ arena_bytes = '62GiB' }}\n{much}"));
+    assert_eq!(both, [592 * MIB, 800 * MIB], "half of what the other one leaves");
     assert_eq!(windows("host = { arena_bytes = '65440MiB' }"), [32 * MIB], "never less");
     let too_large = resolve("host = { arena_bytes = '65441MiB' }").unwrap_err().to_string();
     assert!(too_large.contains("96 MiB at least"), "{too_large}");
