@@ -51,6 +51,7 @@ class Planned:
             **options,
         ).create_engine_config()
         # vLLM has other values for latent attention on CPUs; this test is about engines on GPUs.
+        self.config.device_config.device_type = "cuda"
         self.config.cache_config.enable_prefix_caching, self.config.cache_config.block_size = True, block
         self.config.scheduler_config.enable_chunked_prefill = True
         self.config.scheduler_config.max_num_batched_tokens = 512

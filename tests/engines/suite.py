@@ -18,6 +18,7 @@ import kubernetes_manifests as manifests
 import kv_groups
 import memory as soaked
 import on_gpu
+import packed
 import parallel
 import prefill_decode as prefill_and_decode
 import prefill_decode_router as behind_router
@@ -342,6 +343,12 @@ def other_namespaces(world: World) -> None:
             assert counted(answer, "failed_blocks") == counted(answer, "lookups_failed") == 0
             row(f"{what} instead", "a clean miss")
     cluster.stop()
+
+
+@scenario
+def packed_pages(world: World) -> None:
+    """Hosts whose CPUs pack pages in different orders, and GPUs."""
+    packed.run(world, row)
 
 
 @scenario

@@ -96,3 +96,15 @@ def test_a_load_gives_its_chunks_back_if_no_further_one_can_be_made():
         with pytest.raises(MemoryError):
             connector._load_now(["a", "b", "c"])
     assert given_back == [0, 1]
+
+
+def test_engines_whose_devices_pack_pages_differently_share_nothing(monkeypatch):
+    fields = {"model": "m", "revision": "", "dtype": "bfloat16", "layout": "KV", "hashing": "h", "tokens": 256, "block_bytes": 64}
+    seen = []
+    with absent_packages("lmcache"):
+        blocks = importlib.import_module("larder_kv.lmcache.blocks")
+        for device, abilities in (("cuda", ""), ("cpu", "x86_64 amx_tile"), ("cpu", "x86_64 avx512_f")):
+            monkeypatch.setattr(importlib.import_module("lmcache"), "torch_device_type", device, raising=False)
+            monkeypatch.setattr(blocks, "abilities_of_cpu", lambda able=abilities: able)
+            seen.append(blocks.namespace(**fields).layout)
+    assert len(set(seen)) == 3

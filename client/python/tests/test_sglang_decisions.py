@@ -160,6 +160,19 @@ def test_a_storage_that_was_cleared_has_none_of_its_pages(monkeypatch, tmp_path)
         storage._link.close()
 
 
+def test_a_pools_kind_tells_the_order_of_pages_on_the_device():
+    class Host:
+        device_pool = SimpleNamespace(kv_cache_layout="nhd")
+
+    with absent_packages("torch"):
+        kind_of = importlib.import_module("larder_kv.sglang.pools").kind_of
+        before = kind_of(Host())
+        Host.device_pool.kv_cache_layout = "hnd"
+        assert before != kind_of(Host()) and "Host" in before
+        Host.device_pool = None
+        assert kind_of(Host()) == "Host"
+
+
 def test_engines_whose_models_branch_has_moved_never_share(monkeypatch, tmp_path):
     cached = tmp_path / "models--example--model"
     (cached / "refs").mkdir(parents=True)

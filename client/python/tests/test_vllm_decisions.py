@@ -317,9 +317,9 @@ def details_of(hub):
     with absent_packages("vllm"):
         engine = importlib.import_module("larder_kv.vllm.engine")
 
-        def made(model: SimpleNamespace, load_format: str = "auto", revision: str = "") -> str:
+        def made(model: SimpleNamespace, load_format: str = "auto", revision: str = "", device: str = "cuda") -> str:
             load = SimpleNamespace(load_format=load_format, download_dir=None)
-            config = SimpleNamespace(model_config=model, load_config=load)
+            config = SimpleNamespace(model_config=model, load_config=load, device_config=SimpleNamespace(device_type=device))
             settings = SimpleNamespace(model_revision=revision)
             return json.dumps(engine.details(config, [], [], settings, None), sort_keys=True)
 
@@ -339,6 +339,7 @@ def test_whatever_changes_a_models_numbers_changes_its_details(hub, details_of):
         details_of(model_of(**long_rope(4_097))),
         details_of(model_of(), load_format="dummy"),
         details_of(model_of(), revision="mine"),
+        details_of(model_of(), device="cpu"),
     ]
     hub.download("22bb", main="22bb")
     seen.append(details_of(model_of()))

@@ -55,6 +55,14 @@ def commit_of(cached: Path, revision: str | None) -> str | None:
     return revision if revision in snapshots else None
 
 
+def abilities_of_cpu() -> str:
+    """This host's CPU, by all that engines choose their kernels by."""
+    import torch
+
+    able = torch.cpu.get_capabilities()
+    return " ".join([str(able["architecture"]), *sorted(name for name, is_able in able.items() if is_able is True)])
+
+
 def hub_cache() -> Path:
     """This host's cache of the Hub. Engines that load models from the Hub have its library."""
     try:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import larder_kv
-from larder_kv.identity import shortened
+from larder_kv.identity import abilities_of_cpu, shortened
 from larder_kv.namespace import NamespaceSpec, Pool
 
 
@@ -26,13 +26,20 @@ def namespace(
         model=shortened(model),
         revision=shortened(revision),
         kv_dtype=shortened(dtype),
-        layout=shortened(f"lmcache {layout}"),
+        layout=shortened(f"lmcache {device()} {layout}"),
         hash_algorithm=shortened(f"lmcache {hashing}"),
         chunk_tokens=tokens,
         engine_block_tokens=tokens,
         pools=(Pool(layers=1, layer_bytes=block_bytes),),
         flat=True,
     )
+
+
+def device() -> str:
+    """The device of the engine's KV. LMCache copies tokens as the engine's kernels have packed them; on CPUs, by its abilities."""
+    from lmcache import torch_device_type
+
+    return f"cpu {abilities_of_cpu()}" if torch_device_type == "cpu" else str(torch_device_type)
 
 
 class Buffers:

@@ -22,7 +22,7 @@ class PoolFacts:
 
     name: str
     kind: str
-    """SGLang's class of the pool; it determines the pool's content."""
+    """SGLang's class of the pool, and the order of the device's pool; they determine the pool's content."""
     layout: str
     """The order of its memory, in SGLang's words."""
     dtype: str

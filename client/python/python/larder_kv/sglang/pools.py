@@ -98,9 +98,16 @@ def describe(name: str, pool: Any, is_replicated: bool) -> HostPool:
             f"the host pool {name} ({type(pool).__name__}) has no addresses of pages in layout {layout!r}: "
             f"choose another --hicache-mem-layout, such as page_first or page_first_direct ({error})"
         ) from error
-    kind = f"{type(pool).__name__} {getattr(pool, 'storage_format_tag', None) or ''}".strip()
-    facts = PoolFacts(name, kind, layout, dtype_of(pool), tuple(int(size) for size in sizes), is_replicated)
+    facts = PoolFacts(name, kind_of(pool), layout, dtype_of(pool), tuple(int(size) for size in sizes), is_replicated)
     return HostPool(facts, rows, pool)
+
+
+def kind_of(pool: Any) -> str:
+    """SGLang's class of a pool, and the order in which the device's pool beside it has its pages."""
+    device = getattr(pool, "device_pool", None)
+    names = [type(pool).__name__, getattr(pool, "storage_format_tag", None)]
+    names += [] if device is None else [type(device).__name__, getattr(device, "kv_cache_layout", None)]
+    return " ".join(str(name) for name in names if name)
 
 
 def dtype_of(pool: Any) -> str:

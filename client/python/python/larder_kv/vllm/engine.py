@@ -30,6 +30,7 @@ from larder_kv.vllm.groups import Group, GroupPool, Kind, pools_of
 from larder_kv.vllm.hashes import checked_seed
 from larder_kv.vllm.layout import LAYOUTS
 from larder_kv.vllm.node import Node
+from larder_kv.vllm.packing import packing_of
 from larder_kv.vllm.plan import Shape
 from larder_kv.vllm.ranks import Ranks
 from larder_kv.vllm.settings import Settings
@@ -314,6 +315,7 @@ def details(
         "config": configs,
         "dtype": str(model.dtype),
         "layers": {pool.name: [layer.name for layer in pool.layers] for pool in pools},
+        "pages": packing_of(config, [one.spec for one in groups]),
         "processing": {name: getattr(processing, name, None) for name in PROCESSING} if processing else None,
         "quantization": model.quantization,
         "rope is long": is_rope_long(model),

@@ -9,6 +9,7 @@ import json
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -161,9 +162,10 @@ def rows_of(job: TransferJob) -> list[int]:
 
 
 def namespace_of(spec: "OffloadingSpec", row_bytes: int, model_revision: str) -> larder_kv.NamespaceSpec:
-    """The namespace. It contains the facts that vLLM's own file tier has in its paths, and two facts that the file tier leaves
-    out: the layout, and the weights."""
+    """The namespace. It contains the facts that vLLM's own file tier has in its paths, and three facts that the file tier leaves
+    out: the layout, the kind of device, and the weights."""
     fields: dict[str, Any] = dict(FileMapper.from_offloading_spec("/", spec).fields)
+    fields["device"] = current_platform.device_name
     if not spec.config.canonical_layout:
         fields["kv_cache_layout"] = spec.config.kv_cache_layout
     if not model_revision:
