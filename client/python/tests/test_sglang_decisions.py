@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -189,6 +190,8 @@ def test_engines_whose_models_branch_has_moved_never_share(monkeypatch, tmp_path
         def facts_at(commit: str) -> Facts:
             (cached / "snapshots" / commit).mkdir(parents=True)
             (cached / "refs/main").write_text(commit)
+            # An earlier process has downloaded the snapshot.
+            os.utime(cached / "refs/main", (1, 1))
             return engine.read(config, 16, settings)
 
         before, after = facts_at("11aa"), facts_at("22bb")
@@ -209,4 +212,5 @@ def test_engines_whose_models_branch_has_moved_never_share(monkeypatch, tmp_path
             engine.read(config, 16, settings)
         shutil.copytree(cached, tmp_path / "other" / cached.name)
         (tmp_path / "other" / cached.name / "refs/main").write_text("11aa")
+        os.utime(tmp_path / "other" / cached.name / "refs/main", (1, 1))
         assert engine.read(config, 16, settings).details["model_path weights"] == "commit 11aa"

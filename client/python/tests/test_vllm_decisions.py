@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -245,11 +246,14 @@ class Hub:
     def __init__(self, folder):
         self.model = folder / "models--example--model"
 
-    def download(self, commit: str, **refs: str) -> None:
+    def download(self, commit: str, *, is_earlier: bool = True, **refs: str) -> None:
+        """Adds a snapshot, as a process that ran earlier than this one, or runs now."""
         (self.model / "snapshots" / commit).mkdir(parents=True)
         (self.model / "refs").mkdir(exist_ok=True)
         for name, of in refs.items():
             (self.model / "refs" / name).write_text(of)
+            if is_earlier:
+                os.utime(self.model / "refs" / name, (1, 1))
 
 
 @pytest.fixture
@@ -270,6 +274,20 @@ def test_the_weights_of_a_model_of_the_hub_are_told_apart_by_their_commit(hub):
     for unknown in (None, "v9", "../main"):
         with pytest.raises(UnsupportedError, match="model_revision"):
             weights_of("example/model", unknown)
+
+
+def test_a_revision_that_moves_while_an_engine_starts_names_no_weights(hub):
+    hub.download("11aa", is_earlier=False, main="11aa")
+    assert weights_of("example/model", "main") == "commit 11aa", "the engine's own first download"
+    hub.download("22bb", is_earlier=False, main="22bb")
+    with pytest.raises(UnsupportedError, match="has moved"):
+        weights_of("example/model", "main")
+    assert weights_of("example/model", "22bb") == "commit 22bb", "a commit never moves"
+    assert weights_of("example/model", "main", configured="22bb") == "commit 22bb", "the engine itself moved the revision"
+    hub.download("33cc", main="33cc")
+    assert weights_of("example/model", "main") == "commit 33cc", "it had moved before the engine started"
+    with pytest.raises(UnsupportedError, match="has moved"):
+        weights_of("example/model", "main", configured="22bb")
 
 
 def test_the_commit_is_also_found_where_the_engine_downloads_to(hub, tmp_path):

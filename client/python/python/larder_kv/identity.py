@@ -1,6 +1,8 @@
 """Names that tell models apart, no longer than a namespace allows."""
 
 import hashlib
+import os
+import time
 from pathlib import Path
 
 from larder_kv.settings import UnsupportedError
@@ -24,22 +26,46 @@ def shortened(text: str) -> str:
     return f"{hashlib.sha256(encoded).hexdigest()} {tail}"
 
 
-def weights_of(model: str, revision: str | None, cache: str | None = None) -> str:
+def weights_of(model: str, revision: str | None, cache: str | None = None, configured: str | None = None) -> str:
     """Tells apart the weights of models of the same name: the digest of the files if the name is a path, otherwise the commit of the
     snapshot in this host's cache of the Hugging Face Hub, or in the folder `cache`. If the engine's revision is not known (None), only
-    a single snapshot tells. Raises `UnsupportedError` if nothing does."""
+    a single snapshot tells. `configured` is the commit of the engine's configuration, if the engine knows it. Raises
+    `UnsupportedError` if nothing tells, or if the revision has moved since the engine may have loaded it."""
     path = Path(model)
     if path.exists():
         return weights_digest(path)
     caches = [Path(cache)] if cache else []
-    commits = (commit_of(one / f"models--{model.replace('/', '--')}", revision) for one in (*caches, hub_cache()))
-    commit = next(filter(None, commits), None)
-    if commit is None:
-        raise UnsupportedError(
-            f"nothing on this host tells the weights of {model} from others: it is no path, and its revision is not known from the "
-            "cache of the Hugging Face Hub. Set `model_revision` to a name of its weights, such as its commit"
-        )
-    return f"commit {commit}"
+    for one in (*caches, hub_cache()):
+        cached = one / f"models--{model.replace('/', '--')}"
+        commit = commit_of(cached, revision)
+        if commit is None:
+            continue
+        if commit != configured if configured else has_moved(cached, revision):
+            raise UnsupportedError(
+                f"the revision {revision} of {model} has moved while the engine started, so its weights may be of another commit: "
+                f"start it again, or give it a commit as `--revision`; the revision is now at {commit}"
+            )
+        return f"commit {commit}"
+    raise UnsupportedError(
+        f"nothing on this host tells the weights of {model} from others: it is no path, and its revision is not known from the "
+        "cache of the Hugging Face Hub. Set `model_revision` to a name of its weights, such as its commit"
+    )
+
+
+def has_moved(cached: Path, revision: str | None) -> bool:
+    """Whether a revision was written since this process began, and may have named another snapshot before. A first download has
+    only one snapshot."""
+    try:
+        written = (cached / "refs" / str(revision)).stat().st_mtime
+    except OSError:
+        return False
+    return written >= process_start() and len(list((cached / "snapshots").glob("*"))) > 1
+
+
+def process_start() -> float:
+    """When this process began, in seconds of the system's clock."""
+    began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + began / os.sysconf("SC_CLK_TCK")
 
 
 def commit_of(cached: Path, revision: str | None) -> str | None:

@@ -336,7 +336,9 @@ def weights(model: Any, load: Any, model_revision: str) -> str:
     if load.load_format == "dummy":
         # The files are not read: the weights are random.
         return "dummy"
-    return model_revision or weights_of(model.model, model.revision or "main", load.download_dir)
+    # Some versions of transformers tell the commit. A configuration may come from elsewhere.
+    configured = None if getattr(model, "hf_config_path", None) else getattr(model.hf_config, "_commit_hash", None)
+    return model_revision or weights_of(model.model, model.revision or "main", load.download_dir, configured)
 
 
 def is_rope_long(model: Any) -> object:
