@@ -9,6 +9,7 @@ import pytest
 from conftest import FakeGpu, spec, standing_still, start_cluster, take_all_memory, until
 from larder_kv.vllm import memory
 from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.handoff import Writer
 from larder_kv.vllm.memory import Memory, PoolMemory
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Load, Save, Shape
@@ -389,9 +390,10 @@ LONG = 8_192
 
 
 class LongPrompts:
-    """A node that has all chunks of one long prompt, and the prefetches of an engine beside it."""
+    """A node that has all chunks of one long prompt, and the prefetches of an engine beside it, which names the engine that
+    computed the prompt or does not."""
 
-    def __init__(self):
+    def __init__(self, is_handed_over: bool):
         self.cluster = start_cluster("--nodes", "1", "--arena-bytes", "256MiB")
         same = spec("long", hash_algorithm="sha256_cbor", hash_seed="test", pools=[larder_kv.Pool(layers=1, layer_bytes=64)])
         writer = larder_kv.Session(self.cluster.sockets[0])
@@ -405,9 +407,10 @@ class LongPrompts:
         self.node = Node(lambda: larder_kv.Session(self.cluster.sockets[0], window_bytes=0), same, [0], 0.01)
         self.node.wait_for_first_try(10)
         self.prefetcher = Prefetcher(self.node, self.counts, settings)
+        self.writer = Writer(writer.node, writer.device) if is_handed_over else None
 
     def start(self, name: str) -> Prefetch:
-        return self.prefetcher.start(name, self.names, LONG * 32 + 1, False)
+        return self.prefetcher.start(name, self.names, LONG * 32 + 1, False, self.writer)
 
     def lease(self) -> larder_kv.Lease:
         """A lease of the engine's session beside its prefetches, as for a load."""
@@ -420,9 +423,9 @@ class LongPrompts:
         self.cluster.stop()
 
 
-@pytest.fixture
-def long_prompts():
-    made = LongPrompts()
+@pytest.fixture(params=[False, True], ids=["found", "handed over"])
+def long_prompts(request):
+    made = LongPrompts(request.param)
     yield made
     made.close()
 

@@ -2,11 +2,12 @@
 outcome when the request's turn comes. A thread waits only for a prompt that another engine computes.
 
 The leases of waiting requests are bounded, since a node grants a session only so many: further requests wait for their prefetch,
-or begin it when their turn comes."""
+or begin it when their turn comes. This holds for hand-overs too: a refused one would lose a prompt that is computed already."""
 
 import logging
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -71,6 +72,8 @@ class Prefetcher:
         # In the order of their arrival: prefetches to be begun, and those that the node has not ended, or whose end is not known.
         self._to_begin: dict[str, Prefetch] = {}
         self._under_way: dict[str, Prefetch] = {}
+        # Prompts that other engines compute, for which the node was busy.
+        self._refused: deque[tuple[Prefetch, larder_kv.BusyError]] = deque()
         self._held_blocks = 0
         # A prompt that another engine computes may take long, so it has a thread of its own.
         self._handoffs = ThreadPoolExecutor(settings.handoffs, thread_name_prefix="larder-handoff")
@@ -88,19 +91,15 @@ class Prefetcher:
             prefetch.chunks = 0
             return prefetch
         self._counts.add("lookups")
-        if writer is None:
-            self._to_begin[request] = prefetch
-            self.go_on()
-            return prefetch
-        self._begin(prefetch, node)
-        if prefetch.chunks is None:
-            self._handoffs.submit(self._follow_writer, prefetch, writer)
+        self._to_begin[request] = prefetch
+        self.go_on()
         return prefetch
 
     def go_on(self) -> None:
         """Hears which prefetches have ended, and begins others as far as there is room: a few of each. Never waits."""
         # The node brings `prefetches` at a time, in the order of their beginning.
         few = 2 * self._settings.prefetches
+        self._begin_refused_again()
         for prefetch in list(islice(self._under_way.values(), few)):
             self._hear(prefetch, 0)
         now = time.monotonic()
@@ -114,15 +113,14 @@ class Prefetcher:
 
     def look(self, prefetch: Prefetch, seconds: float) -> int | None:
         """Number of chunks in place; None if it is not known within `seconds`."""
+        self._begin_refused_again()
         if prefetch.chunks is None:
-            if prefetch.writer is not None:
-                prefetch.followed.wait(seconds)
-            elif prefetch.request in self._under_way:
-                self._hear(prefetch, seconds)
+            if prefetch.request not in self._to_begin:
+                self._wait(prefetch, seconds)
             elif (pause := prefetch.not_before - time.monotonic()) > 0:
                 time.sleep(min(pause, seconds))
-            elif self._begin_one(prefetch) and prefetch.request in self._under_way:
-                self._hear(prefetch, seconds)
+            elif self._begin_one(prefetch) and prefetch.chunks is None:
+                self._wait(prefetch, seconds)
         return prefetch.chunks
 
     def loads(self, prefetch: Prefetch) -> None:
@@ -157,17 +155,22 @@ class Prefetcher:
         self._to_begin.pop(prefetch.request, None)
         return True
 
+    def _wait(self, prefetch: Prefetch, seconds: float) -> None:
+        if prefetch.writer is not None:
+            prefetch.followed.wait(seconds)
+        elif prefetch.request in self._under_way:
+            self._hear(prefetch, seconds)
+
     def _hold(self, prefetch: Prefetch, blocks: int) -> None:
         self._held_blocks += blocks - prefetch.blocks
         prefetch.blocks = blocks
 
     def _begin(self, prefetch: Prefetch, node: Open) -> bool:
-        """Sends a prefetch to the node; one that cannot be sent brings no chunk. Returns False if waiting requests hold too much.
-        The number of threads bounds the prompts that other engines compute."""
-        is_bounded = prefetch.writer is None
+        """Sends a prefetch to the node; one that cannot be sent brings no chunk. Returns False if waiting requests hold too
+        much."""
         try:
             blocks = len(prefetch.hashes) * node.namespace.blocks_per_chunk
-            if is_bounded and 0 < self._held_blocks and self._held_blocks + blocks > HELD_BLOCKS:
+            if 0 < self._held_blocks and self._held_blocks + blocks > HELD_BLOCKS:
                 return False
             prefetch.pending = self._prefetches_of(node).start(
                 node.namespace,
@@ -184,9 +187,11 @@ class Prefetcher:
             self._failed(prefetch, error)
             prefetch.chunks = 0
             return True
-        if is_bounded:
+        self._hold(prefetch, blocks)
+        if prefetch.writer is None:
             self._under_way[prefetch.request] = prefetch
-            self._hold(prefetch, blocks)
+        else:
+            self._handoffs.submit(self._follow_writer, prefetch, prefetch.writer)
         return True
 
     def _hear(self, prefetch: Prefetch, seconds: float) -> int | None:
@@ -194,22 +199,33 @@ class Prefetcher:
         try:
             prefetch.chunks = self._take(prefetch, seconds)
         except larder_kv.BusyError as error:
-            now = time.monotonic()
-            prefetch.busy_until = prefetch.busy_until or now + self._settings.timeout_seconds
-            prefetch.pending, prefetch.not_before = None, now + error.retry_after
             del self._under_way[prefetch.request]
-            self._hold(prefetch, 0)
-            if now < prefetch.busy_until:
-                self._to_begin[prefetch.request] = prefetch
-                return None
-            self._failed(prefetch, error)
-            prefetch.chunks = 0
+            self._begin_again(prefetch, error)
         if prefetch.chunks is not None:
             self._under_way.pop(prefetch.request, None)
             held = prefetch.lease.chunks if prefetch.lease is not None else 0
             blocks_per_chunk = prefetch.node.namespace.blocks_per_chunk if prefetch.node is not None else 0
             self._hold(prefetch, held * blocks_per_chunk)
         return prefetch.chunks
+
+    def _begin_again(self, prefetch: Prefetch, error: larder_kv.BusyError) -> None:
+        """Lets a prefetch that the node was too busy for wait for another try; after `timeout_seconds` of tries it brings no
+        chunk."""
+        now = time.monotonic()
+        prefetch.busy_until = prefetch.busy_until or now + self._settings.timeout_seconds
+        prefetch.pending, prefetch.not_before = None, now + error.retry_after
+        self._hold(prefetch, 0)
+        if now < prefetch.busy_until:
+            self._to_begin[prefetch.request] = prefetch
+            return
+        self._failed(prefetch, error)
+        prefetch.chunks = 0
+
+    def _begin_refused_again(self) -> None:
+        while self._refused:
+            prefetch, error = self._refused.popleft()
+            if not prefetch.dropped:
+                self._begin_again(prefetch, error)
 
     def _prefetches_of(self, node: Open) -> larder_kv.Prefetches:
         if self._prefetches is None or self._prefetches[0] is not node:
@@ -253,8 +269,9 @@ class Prefetcher:
             try:
                 chunks = self._take(prefetch, LOOK_AGAIN_SECONDS)
             except larder_kv.BusyError as error:
-                self._failed(prefetch, error)
-                chunks = 0
+                # The engine's thread begins prefetches, and counts the blocks that they hold.
+                self._refused.append((prefetch, error))
+                return
         if chunks is not None and prefetch.lease is not None and chunks < len(prefetch.hashes):
             try:
                 chunks += self._follow(prefetch, writer, chunks)
