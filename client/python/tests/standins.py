@@ -177,6 +177,23 @@ def stream(handler: Handler, _body: dict) -> None:
     handler.part("")
 
 
+def stream_on(handler: Handler, _body: dict) -> None:
+    """Sends parts until the router hangs up, and signals that."""
+    handler.begin_stream()
+    with contextlib.suppress(OSError):
+        while True:
+            handler.part("data: " + "x" * 65_536 + "\n\n")
+    handler.server.left.release()
+    handler.hang_up()
+
+
+def stream_and_hang(handler: Handler, body: dict) -> None:
+    """Sends one part of a stream and then nothing."""
+    handler.begin_stream()
+    handler.part("data: one\n\n")
+    wait_for_hang_up(handler, body)
+
+
 def wait(handler: Handler, body: dict) -> None:
     """Answers when the test says so."""
     handler.server.go_on.acquire()

@@ -388,6 +388,18 @@ def test_a_client_notices_that_its_stream_was_cut(made):
     assert router.metric("open_requests") == 0 and router.metric("backlog_tokens") == 0
 
 
+def test_a_client_that_does_not_read_is_left(made):
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine, options=("--idle-seconds=0.5", "--most-requests=1")).knows(engine)
+    engine.deeds.put(standins.stream_on)
+    client = http.client.HTTPConnection(router.url.removeprefix("http://"))
+    client.request("POST", COMPLETIONS, json.dumps({"prompt": [1], "stream": True}))
+    assert engine.left.acquire(timeout=30)
+    until(lambda: router.metric("requests_total", outcome="left") == 1)
+    assert router.ask()[1] == engine.url, "its place is free"
+    client.close()
+
+
 def test_the_engine_stops_when_the_client_goes_away(made):
     engine = made(Engine, "node-0")
     router = in_front_of(made, engine).knows(engine)

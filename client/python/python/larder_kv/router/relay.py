@@ -54,8 +54,10 @@ class Begun:
 class Relay:
     """Sends requests to engines."""
 
-    def __init__(self, session: aiohttp.ClientSession, fleet: Fleet, metrics: Metrics) -> None:
+    def __init__(self, session: aiohttp.ClientSession, fleet: Fleet, metrics: Metrics, client_seconds: float) -> None:
+        """`client_seconds` is how long a client may take for a part of its answer."""
         self._session, self._fleet, self._metrics = session, fleet, metrics
+        self._client_seconds = client_seconds
 
     async def begin(
         self, engine: Engine, method: str, path: str, headers: Mapping[str, str], body: Mapping[str, Any] | None
@@ -100,7 +102,7 @@ class Relay:
 
     async def pass_on(self, begun: Begun, request: web.Request) -> web.StreamResponse:
         """Gives an answer to the client, part by part. An answer that is cut ends the client's connection before its end, so that
-        the client notices."""
+        the client notices. A client that does not read is left."""
         answer = begun.answer
         headers = {name: value for name, value in answer.headers.items() if name.lower() not in OF_ONE_CONNECTION}
         if length := answer.headers.get("content-length"):
@@ -110,13 +112,13 @@ class Relay:
             headers["x-larder-node"] = begun.engine.node
         said = web.StreamResponse(status=answer.status, headers=headers)
         try:
-            await said.prepare(request)
-            await said.write(begun.first)
+            await self._taken(said.prepare(request))
+            await self._taken(said.write(begun.first))
             while part := await next_part(answer):
-                await said.write(part)
-            await said.write_eof()
-        except CutError:
-            self._metrics.requests.labels("cut").inc()
+                await self._taken(said.write(part))
+            await self._taken(said.write_eof())
+        except (CutError, IdleClientError) as error:
+            self._metrics.requests.labels("cut" if isinstance(error, CutError) else "left").inc()
             if request.transport is not None:
                 request.transport.abort()
             return said
@@ -125,6 +127,14 @@ class Relay:
             begun.close()
         self._metrics.requests.labels("answered").inc()
         return said
+
+    async def _taken(self, writing: Awaitable[T]) -> T:
+        """Writes to a client, which must read what it gets."""
+        try:
+            async with asyncio.timeout(self._client_seconds):
+                return await writing
+        except TimeoutError as error:
+            raise IdleClientError from error
 
     async def _first_bytes(
         self, engine: Engine, method: str, path: str, headers: Mapping[str, str], body: Mapping[str, Any] | None
@@ -157,6 +167,10 @@ class Relay:
 
 class CutError(Exception):
     """An engine's answer was cut off."""
+
+
+class IdleClientError(Exception):
+    """A client does not read its answer."""
 
 
 async def next_part(answer: aiohttp.ClientResponse) -> bytes:

@@ -92,7 +92,7 @@ async def serve(options: Options, ready: Callable[[str, str | None], None]) -> N
         router = Router(
             fleet,
             costing,
-            Relay(data, fleet, metrics),
+            Relay(data, fleet, metrics, options.idle_seconds),
             control,
             metrics,
             hand_over=options.hand_over,
