@@ -187,6 +187,14 @@ def stream_on(handler: Handler, _body: dict) -> None:
     handler.hang_up()
 
 
+def tick(handler: Handler, _body: dict) -> None:
+    """Sends a part each tenth of a second until the test ends the stream."""
+    handler.begin_stream()
+    while not handler.server.go_on.acquire(timeout=0.1):
+        handler.part("data: one\n\n")
+    handler.part("")
+
+
 def stream_and_hang(handler: Handler, body: dict) -> None:
     """Sends one part of a stream and then nothing."""
     handler.begin_stream()

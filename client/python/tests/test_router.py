@@ -388,6 +388,33 @@ def test_a_client_notices_that_its_stream_was_cut(made):
     assert router.metric("open_requests") == 0 and router.metric("backlog_tokens") == 0
 
 
+def test_a_client_notices_that_the_engine_of_its_stream_hangs(made):
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine).knows(engine)
+    engine.deeds.put(standins.stream_and_hang)
+    with router.open({"prompt": [1], "stream": True}) as answer:
+        assert answer.read1() == b"data: one\n\n"
+        engine.is_hanging.set()
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            answer.read()
+    assert engine.left.acquire(timeout=30)
+    assert router.metric("requests_total", outcome="cut") == 1
+
+
+def test_a_stream_goes_on_while_its_engines_checks_fail(made):
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine).knows(engine)
+    engine.deeds.put(standins.tick)
+    with router.open({"prompt": [1], "stream": True}) as answer:
+        engine.is_hanging.set()
+        until(lambda: router.metric("engine_up", engine=engine.url) == 0)
+        for _ in range(30):
+            assert answer.readline() + answer.readline() == b"data: one\n\n"
+        engine.go_on.release()
+        answer.read()
+    assert router.metric("requests_total", outcome="answered") == 1
+
+
 def test_a_client_that_does_not_read_is_left(made):
     engine = made(Engine, "node-0")
     router = in_front_of(made, engine, options=("--idle-seconds=0.5", "--most-requests=1")).knows(engine)

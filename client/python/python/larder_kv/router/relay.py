@@ -21,6 +21,8 @@ OF_ONE_CONNECTION = (
     *("transfer-encoding", "upgrade", "expect"),
 )
 """Headers that are not forwarded."""
+SILENT_SECONDS = 2.0
+"""How long an engine whose checks fail may say nothing within a stream. Checks may fail while streams go on."""
 ERROR_BYTES = 65_536
 """Limit of an error's text: a longer one is not passed on."""
 
@@ -45,6 +47,8 @@ class Begun:
     engine: Engine
     answer: aiohttp.ClientResponse
     first: bytes
+    parts: int = 0
+    """Further parts that have come."""
 
     def close(self) -> None:
         """Breaks the answer off; an engine that still generates stops."""
@@ -111,10 +115,12 @@ class Relay:
         if begun.engine.node:
             headers["x-larder-node"] = begun.engine.node
         said = web.StreamResponse(status=answer.status, headers=headers)
+        watching = asyncio.ensure_future(close_when_gone(begun))
         try:
             await self._taken(said.prepare(request))
             await self._taken(said.write(begun.first))
             while part := await next_part(answer):
+                begun.parts += 1
                 await self._taken(said.write(part))
             await self._taken(said.write_eof())
         except (CutError, IdleClientError) as error:
@@ -123,6 +129,7 @@ class Relay:
                 request.transport.abort()
             return said
         finally:
+            watching.cancel()
             # An answer that was read completely has given its connection back before this.
             begun.close()
         self._metrics.requests.labels("answered").inc()
@@ -171,6 +178,19 @@ class CutError(Exception):
 
 class IdleClientError(Exception):
     """A client does not read its answer."""
+
+
+async def close_when_gone(begun: Begun) -> None:
+    """Cuts an answer off if its engine's checks fail and no part of it comes."""
+    if not begun.engine.is_up:
+        # The request went to an engine whose checks failed already.
+        return
+    while await begun.engine.gone.wait():
+        before = begun.parts
+        await asyncio.sleep(SILENT_SECONDS)
+        if begun.parts == before and begun.engine.gone.is_set():
+            begun.close()
+            return
 
 
 async def next_part(answer: aiohttp.ClientResponse) -> bytes:
