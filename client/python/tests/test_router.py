@@ -717,6 +717,21 @@ def test_prompts_with_media_are_not_taken_for_their_text():
     assert several.to_tokenize() is None and not several.may_be_handed_over()
 
 
+def test_a_client_names_no_node_in_any_place_that_an_engine_reads():
+    named = {"kv_transfer_params": {"do_remote_prefill": True, "remote_node": "any", "session": "s"}, "other": 1}
+    body = {"token_ids": [1], "sampling_params": {"max_tokens": 1, "extra_args": named}, "vllm_xargs": named, **named}
+    asked = Asked.parse("/inference/v1/generate", json.dumps(body).encode())
+    assert asked.body == {
+        "token_ids": [1],
+        "sampling_params": {"max_tokens": 1, "extra_args": {"other": 1}},
+        "vllm_xargs": {"other": 1},
+        "kv_transfer_params": {"session": "s"},
+        "other": 1,
+    }
+    for odd in ({"sampling_params": [1]}, {"sampling_params": {"extra_args": "a"}}, {"vllm_xargs": 1}):
+        assert Asked.parse(COMPLETIONS, json.dumps(odd).encode()).body == odd
+
+
 def test_bodies_that_are_no_objects_are_refused():
     for body in (b"", b"[]", b"{", b"[" * 100_000, b'{"kv_transfer_params": [1]}', b'{"kv_transfer_params": "a"}'):
         with pytest.raises(WrongRequestError):

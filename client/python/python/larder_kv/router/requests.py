@@ -48,6 +48,11 @@ class Asked:
             raise WrongRequestError("`kv_transfer_params` is not a JSON object")
         if params:
             found["kv_transfer_params"] = {key: value for key, value in params.items() if key not in HAND_OVER}
+        # vLLM reads them here too.
+        sampling = found.get("sampling_params")
+        for holder in (found.get("vllm_xargs"), sampling.get("extra_args") if isinstance(sampling, Mapping) else None):
+            if isinstance(holder, dict):
+                holder.pop("kv_transfer_params", None)
         return cls(path, found)
 
     @property
