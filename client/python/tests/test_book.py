@@ -77,7 +77,7 @@ def test_the_routers_options_are_those_of_the_code():
     lines = ["| option | default | meaning |", "| --- | --- | --- |"]
     for one in make_parser()._actions:
         if one.dest != "help":
-            default = "not set" if one.default in (None, "", []) else f"`{one.default}`"
+            default = "not set" if one.default is False or one.default in (None, "", []) else f"`{one.default}`"
             meaning = (one.help or "").split(" (default")[0]
             lines.append(f"| `{one.option_strings[0]}` | {default} | {meaning} |")
     assert "\n".join(written) == "\n".join(lines)

@@ -732,6 +732,27 @@ def test_a_client_names_no_node_in_any_place_that_an_engine_reads():
         assert Asked.parse(COMPLETIONS, json.dumps(odd).encode()).body == odd
 
 
+def test_clients_name_no_media_unless_they_may():
+    part = {"type": "image_url", "image_url": {"url": "data:,"}, "uuid": "of another image"}
+    tools = [{"type": "function", "function": {"parameters": {"properties": {"uuid": {"type": "string"}}}}}]
+    told = {"type": "tool_use", "input": {"uuid": "a tool's own"}}
+    deep = {"type": "tool_result", "content": [part]}
+    body = {"messages": [{"role": "user", "content": [part, "text", told, deep]}], "tools": tools, "content_parts": [part]}
+    nameless = {key: value for key, value in part.items() if key != "uuid"}
+    expected = {
+        "messages": [{"role": "user", "content": [nameless, "text", told, deep | {"content": [nameless]}]}],
+        "tools": tools,
+        "content_parts": [nameless],
+    }
+    sent = json.dumps(body).encode()
+    assert Asked.parse("/v1/chat/completions", sent).body == expected
+    assert Asked.parse("/v1/chat/completions", sent, media_names=True).body == body
+    named = b'{"token_ids": [1], "features": {"mm_hashes": {"image": ["a"]}}}'
+    with pytest.raises(WrongRequestError, match="--media-names"):
+        Asked.parse("/inference/v1/generate", named)
+    assert Asked.parse("/inference/v1/generate", named, media_names=True).body == json.loads(named)
+
+
 def test_bodies_that_are_no_objects_are_refused():
     for body in (b"", b"[]", b"{", b"[" * 100_000, b'{"kv_transfer_params": [1]}', b'{"kv_transfer_params": "a"}'):
         with pytest.raises(WrongRequestError):

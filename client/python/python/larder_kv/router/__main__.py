@@ -109,6 +109,11 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"another path that clients may POST, beside {' '.join((*GENERATING, *OTHERS))}",
     )
     add(
+        "--media-names", action="store_true",
+        help="clients may name images and other media themselves (`uuid` of a message's part, `features` of "
+        "/inference/v1/generate); only for clients that trust each other: vLLM takes the name for the medium",
+    )
+    add(
         "--hand-over", choices=["in-turn", "at-once"], default="in-turn",
         help="decode starts when the prompt is computed (in-turn), or together with prefill (at-once) (default: %(default)s)",
     )
@@ -178,6 +183,7 @@ def read(given: argparse.Namespace) -> Options:
         engine_ca=given.engine_ca,
         engine_api_key_file=given.engine_api_key_file,
         allow=tuple(given.allow),
+        media_names=given.media_names,
         hand_over=given.hand_over,
         least_prefill_tokens=given.least_prefill_tokens,
         most_requests=given.most_requests,

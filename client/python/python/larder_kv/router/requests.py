@@ -23,6 +23,10 @@ HAND_OVER = ("do_remote_decode", "do_remote_prefill", "remote_attempt", "remote_
 """Keys of `kv_transfer_params` that the router sets: a client's own values could name any node."""
 
 
+PARTS, NO_PARTS = ("content", "content_parts"), ("chat_template_kwargs", "input", "tools")
+"""Fields with parts of messages, and fields whose content is the client's own."""
+
+
 class WrongRequestError(ValueError):
     """No engine could answer this request; the message says why."""
 
@@ -35,8 +39,9 @@ class Asked:
     body: dict[str, Any]
 
     @classmethod
-    def parse(cls, path: str, body: bytes) -> "Asked":
-        """Parses a request. Raises `WrongRequestError` if the body, or its `kv_transfer_params`, is no JSON object."""
+    def parse(cls, path: str, body: bytes, *, media_names: bool = False) -> "Asked":
+        """Parses a request. Raises `WrongRequestError` if the body, or its `kv_transfer_params`, is no JSON object. Without
+        `media_names`, clients give no names to media."""
         try:
             found = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -53,6 +58,10 @@ class Asked:
         for holder in (found.get("vllm_xargs"), sampling.get("extra_args") if isinstance(sampling, Mapping) else None):
             if isinstance(holder, dict):
                 holder.pop("kv_transfer_params", None)
+        if not media_names:
+            if found.get("features") is not None and path == "/inference/v1/generate":
+                raise WrongRequestError("`features` name images and other media: the router takes them with --media-names")
+            drop_media_names(found)
         return cls(path, found)
 
     @property
@@ -109,6 +118,23 @@ class Asked:
     def _with_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         own = self.body.get("kv_transfer_params") or {}
         return self.body | {"kv_transfer_params": {**own, **params}}
+
+
+def drop_media_names(body: dict[str, Any]) -> None:
+    """Drops the `uuid` of each part of a content: vLLM takes it for the identity of an image or another medium."""
+    left: list[Any] = [body]
+    while left:
+        one = left.pop()
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, dict):
+            for key, value in one.items():
+                if key in PARTS and isinstance(value, list):
+                    for part in value:
+                        if isinstance(part, dict):
+                            part.pop("uuid", None)
+                if key not in NO_PARTS:
+                    left.append(value)
 
 
 def text(value: object) -> str | None:

@@ -46,12 +46,13 @@ class Router:
         hand_over: HandOver,
         least_prefill_tokens: int,
         most_requests: int,
+        media_names: bool,
         body_seconds: float,
     ) -> None:
         self._fleet, self._costing, self._relay, self._session, self._metrics = fleet, costing, relay, session, metrics
         self._hand_over, self._least_prefill_tokens = hand_over, least_prefill_tokens
         self._most_requests, self._body_seconds, self._open = most_requests, body_seconds, 0
-        self._has_prefill = fleet.has("prefill")
+        self._media_names, self._has_prefill = media_names, fleet.has("prefill")
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answers a request."""
@@ -74,7 +75,7 @@ class Router:
         if request.method == "POST":
             try:
                 async with asyncio.timeout(self._body_seconds):
-                    asked = Asked.parse(request.path, await request.read())
+                    asked = Asked.parse(request.path, await request.read(), media_names=self._media_names)
             except WrongRequestError as error:
                 return self._refuse(400, str(error))
             except TimeoutError:

@@ -41,6 +41,7 @@ class Options:
     engine_ca: Path | None
     engine_api_key_file: Path | None
     allow: tuple[str, ...]
+    media_names: bool
     hand_over: HandOver
     least_prefill_tokens: int
     most_requests: int
@@ -98,6 +99,7 @@ async def serve(options: Options, ready: Callable[[str, str | None], None]) -> N
             hand_over=options.hand_over,
             least_prefill_tokens=options.least_prefill_tokens,
             most_requests=options.most_requests,
+            media_names=options.media_names,
             body_seconds=options.idle_seconds,
         )
         status_url = await serve_status(options, fleet, metrics, ending, parts)
