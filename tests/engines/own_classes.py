@@ -136,8 +136,8 @@ class OwnEngine:
         request = self.request(name, tokens, kv_transfer_params)
         self.scheduler.add_request(request)
         deadline = time.monotonic() + seconds
-        # The request stays until every rank has saved what it computed.
-        while name in self.scheduler.requests:
+        # The engine has work until every rank has saved what it computed, and then none.
+        while self.scheduler.has_requests():
             assert time.monotonic() < deadline, f"{name} is not answered: {request.status}"
             self.step()
         return self.answered[name]

@@ -58,6 +58,7 @@ class Scheduled:
             ),
         )
         self.half = half(engine, True, True)
+        self.half.bind(SimpleNamespace(blocks=[], touch=list, free_blocks=list))
         self.salt = "alice"
         # vLLM's own function computes the extra keys.
         importlib.import_module("larder_kv.vllm.scheduler").chunk_of = self.described
@@ -102,10 +103,17 @@ class Scheduled:
         self.rank.saver.save_soon(saves, gate)
         until(lambda: not any(self.rank.saver.is_reading(save.request) for save in saves))
 
-    def hears(self, received: tuple[str, ...] = (), failed: tuple[str, ...] = (), blocks: tuple[int, ...] = ()) -> None:
+    def hears(
+        self,
+        received: tuple[str, ...] = (),
+        failed: tuple[str, ...] = (),
+        blocks: tuple[int, ...] = (),
+        saved: tuple[int, ...] = (),
+    ) -> None:
+        ended = importlib.import_module("larder_kv.vllm.messages").SavesEnded(Counter(saved))
         self.half.update_output(
             SimpleNamespace(
-                kv_connector_worker_meta=None,
+                kv_connector_worker_meta=ended,
                 finished_recving=set(received),
                 failed_recving=set(failed),
                 invalid_block_ids=set(blocks),
@@ -134,6 +142,26 @@ def test_a_saved_prompt_is_found_by_the_next_request(scheduled):
     (save,) = scheduled.step(first).saves
     scheduled.save([save])
     assert scheduled.comes(Request("b", 2)) == 2 * SHAPE.chunk_tokens
+
+
+def test_an_engine_steps_until_it_has_heard_of_the_end_of_its_copies(scheduled):
+    """Only then it pauses: a sleeping engine unmaps the memory from which saves read, and into which loads write."""
+    request = Request("a", 2)
+    scheduled.comes(request)
+    assert not scheduled.half.is_copying()
+    (save,) = scheduled.step(request).saves
+    assert scheduled.half.is_copying() and not scheduled.half.is_holding_blocks(), "its blocks are the request's own"
+    scheduled.save([save])
+    scheduled.step()
+    scheduled.hears(saved=tuple(scheduled.rank.saver.take_ended()))
+    assert not scheduled.half.is_copying()
+    again = Request("b", 2)
+    tokens = scheduled.comes(again)
+    scheduled.load(again, tokens)
+    scheduled.step()
+    assert tokens == 64 and scheduled.half.is_copying()
+    scheduled.hears(received=("b",))
+    assert not scheduled.half.is_copying()
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         self._plans.bind(gpu_block_pool)
 
     def has_pending_push_work(self) -> bool:
-        return self._plans.is_holding_blocks()
+        return self._plans.is_copying()
 
     def has_pending_block_frees(self) -> bool:
         return self._plans.is_holding_blocks()

@@ -1,4 +1,4 @@
-"""Blocks that the engine may not reuse while they are being saved.
+"""Saves under way, and the blocks that the engine may not reuse meanwhile.
 
 vLLM frees a block when its window has passed or its state moved on, which may be before the save has ended. The
 references are given back when every rank has ended the save.
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class HeldBlocks:
-    """A reference to each block for each save, given back when all ranks have ended the save.
+    """The saves that not all ranks have ended, each with a reference to the blocks that the engine would free meanwhile.
 
     They are bounded: saves that find no place in the workers' queue end at once.
     """
@@ -43,7 +43,12 @@ class HeldBlocks:
                 # A prompt's end is useful only with the blocks before it, so the end goes first.
                 self._pool.free_blocks(reversed(kept))
 
+    def has_blocks(self) -> bool:
+        """Whether some blocks become free when a save ends."""
+        return any(kept for kept, _ in self._held.values())
+
     def __bool__(self) -> bool:
+        """Whether a save is under way."""
         return bool(self._held)
 
 

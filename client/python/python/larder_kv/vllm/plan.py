@@ -102,7 +102,7 @@ class Save:
     priority: int = 0
     """The chunks' priority, from the request's hint."""
     number: int | None = None
-    """The save's number, to be reported at its end, if the engine would free some of these blocks during the save."""
+    """The save's number, to be reported at its end."""
 
 
 @dataclass

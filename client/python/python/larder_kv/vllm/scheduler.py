@@ -115,12 +115,17 @@ class SchedulerHalf:
         atexit.register(self.close)
 
     def bind(self, pool: "BlockPool") -> None:
-        """Takes the engine's block pool. Blocks of a hybrid model are held while they are being saved."""
+        """Takes the engine's block pool, to count the saves under way; a hybrid model's blocks are held while they are saved."""
         self._held = HeldBlocks(pool, self._ranks)
 
     def is_holding_blocks(self) -> bool:
         """Whether some blocks become free only with a step in which the workers report that they have saved them."""
-        return bool(self._held)
+        return self._held is not None and self._held.has_blocks()
+
+    def is_copying(self) -> bool:
+        """Whether saves or loads are under way. The engine must step until it has heard of their end: then it may pause, and unmap
+        its memory. A synchronous load ends with its step."""
+        return bool(self._held) or any(load.step is None for load in self._loading.values())
 
     def on_new_request(self, request: "Request") -> None:
         self._requests[request.request_id] = request
@@ -382,12 +387,13 @@ class SchedulerHalf:
         save = plan_save(self.shape, name, saved, request.block_hashes, computed, tables[self.shape.number])
         if save is not None:
             self._describe(request, save.first_chunk, len(save.hashes))
-        if save is None or not self.shape.others:
-            return save
+        if save is None:
+            return None
         assert self._held is not None, "vLLM binds its blocks before the first request"
-        offered = state.boundary_state_offloads.get(name, ())
-        states = {(group, boundary): block for group, block, boundary in offered}
-        save = save_all_groups(self.shape, save, tables, self._held.null, states)
+        if self.shape.others:
+            offered = state.boundary_state_offloads.get(name, ())
+            states = {(group, boundary): block for group, block, boundary in offered}
+            save = save_all_groups(self.shape, save, tables, self._held.null, states)
         return replace(save, number=self._held.hold(blocks_of(save.others)))
 
     def _release_loaded(self, received: Iterable[str]) -> None:
