@@ -27,9 +27,9 @@ def shortened(text: str) -> str:
 
 
 def weights_of(model: str, revision: str | None, cache: str | None = None, configured: str | None = None) -> str:
-    """Tells apart the weights of models of the same name: the digest of the files if the name is a path, otherwise the commit of the
-    snapshot in this host's cache of the Hugging Face Hub, or in the folder `cache`. If the engine's revision is not known (None), only
-    a single snapshot tells. `configured` is the commit of the engine's configuration, if the engine knows it. Raises
+    """Tells apart the weights of models of the same name: the digest of the files if the name is a path, otherwise the commit of
+    the snapshot in this host's cache of the Hugging Face Hub, or in the folder `cache`. If the engine's revision is not known
+    (None), only a single snapshot tells. `configured` is the commit of the engine's configuration, if the engine knows it. Raises
     `UnsupportedError` if nothing tells, or if the revision has moved since the engine may have loaded it."""
     path = Path(model)
     if path.exists():
