@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import platform
 import time
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def abilities_of_cpu() -> str:
     import torch
 
     able = torch.cpu.get_capabilities()
-    return " ".join([str(able["architecture"]), *sorted(name for name, is_able in able.items() if is_able is True)])
+    return " ".join([platform.machine(), *sorted(name for name, is_able in able.items() if is_able is True)])
 
 
 def hub_cache() -> Path:
