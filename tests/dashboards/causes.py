@@ -335,6 +335,12 @@ def few_descriptors(stage):
     resource.prlimit(cluster.pid("a"), resource.RLIMIT_NOFILE, (used + 4, hard))
 
 
+@cause("LarderProcessRestarts")
+def a_node_that_dies_again_and_again(stage):
+    cluster = stage.cluster(names=["a"])
+    return lambda: cluster.restart("a")
+
+
 @cause("LarderActorSilent")
 def a_thread_that_hangs(stage):
     cluster = stage.cluster(names=["a"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -92,6 +93,13 @@ class Cluster:
     def kill(self, name):
         self.running[name].kill()
         self.running[name].wait()
+
+    def restart(self, name):
+        """Kills a node, and starts it again at the same address of HTTP."""
+        self.kill(name)
+        config = (self.folder / f"{name}.toml").read_text()
+        at_same = re.sub(r'(\[http\]\s+listen =) ".*"', rf'\1 "{self.nodes[name]}"', config)
+        self.start("node", name, at_same)
 
     def signal(self, name, which):
         self.running[name].send_signal(which)
