@@ -156,14 +156,14 @@ DASHBOARD = Dashboard(
             "none",
             "CPU seconds in a second, in the kernel and outside.",
             {"{{node}} ({{role}})": "sum by (node, role) (rate(process_cpu_seconds_total{@c}[$__rate_interval])"
-             " * on (instance) group_left (role) larder_build_info{@c})"},
+             " * on (cluster, job, instance) group_left (role) larder_build_info{@c})"},
         ),
         Panel(
             "How much memory does each process have?",
             "bytes",
             "Resident memory, including the arena's pages after their first use.",
             {"{{node}} ({{role}})": "sum by (node, role) (process_resident_memory_bytes{@c}"
-             " * on (instance) group_left (role) larder_build_info{@c})"},
+             " * on (cluster, job, instance) group_left (role) larder_build_info{@c})"},
         ),
         Panel(
             "Do file descriptors suffice?",
