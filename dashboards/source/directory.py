@@ -101,7 +101,7 @@ DASHBOARD = Dashboard(
             "short",
             "Number of members that the coordinator knows, and that each node knows.",
             {
-                "coordinator: {{state}}": "sum by (state) (larder_coordinator_members{@c})",
+                "coordinator: {{state}}": "sum by (state) (max by (cluster, state) (larder_coordinator_members{@c}))",
                 "{{node}}": "sum by (node) (larder_membership_members{@n})",
             },
         ),
@@ -109,7 +109,7 @@ DASHBOARD = Dashboard(
             "Is a node lost?",
             "short",
             "Nodes that the coordinator removed after long silence, and that have not come back.",
-            {"lost": "sum(larder_coordinator_lost_members{@c})"},
+            {"lost": "sum(max by (cluster) (larder_coordinator_lost_members{@c}))"},
             zero_is_fine=True,
             alert="LarderMemberLost", above=1,
         ),

@@ -1,14 +1,20 @@
-"""Panels of two clusters: a process of each has the same address."""
+"""Panels of two clusters: one has three coordinators, and a process of each has the same address."""
 
 import json
 import subprocess
 
 import queries
 
+COORDINATORS = {f'cluster="one",instance="{name}:7600"': "40" for name in "xyz"}
 PROCESSES = [f'cluster="{cluster}",node="{node}",instance="10.0.0.5:9440"' for cluster, node in [("one", "a"), ("two", "b")]]
 ROLES = {f'{labels},role="node"': "1" for labels in PROCESSES}
 # By title and legend: the metrics that the query reads, with labels and values; and the answer.
 PANELS = {
+    ("Who is a member?", "coordinator: {{state}}"): (
+        {"larder_coordinator_members": {f'{labels},state="alive"': value for labels, value in COORDINATORS.items()}},
+        {'{state="alive"}': 40},
+    ),
+    ("Is a node lost?", "lost"): ({"larder_coordinator_lost_members": COORDINATORS}, {"{}": 40}),
     ("How much memory does each process have?", "{{node}} ({{role}})"): (
         {"process_resident_memory_bytes": dict.fromkeys(PROCESSES, "5"), "larder_build_info": ROLES},
         {'{node="a",role="node"}': 5, '{node="b",role="node"}': 5},
