@@ -90,7 +90,7 @@ for unit; do
     pid=$(cat /run/$unit.pid); kill $pid; while [ -d /proc/$pid ] && ! grep -q '^State:.Z' /proc/$pid/status; do sleep 0.05; done
     rm /run/$unit.pid
   fi
-  [ $verb = stop ] && continue
+  case $verb in stop | disable) continue ;; esac
   user=$(value User)
   for folder in $(value RuntimeDirectory); do install -d -o $user -g $user /run/$folder; done
   for folder in $(value StateDirectory); do install -d -m 0750 -o $user -g $user /var/lib/$folder; done
