@@ -69,8 +69,9 @@ struct Init {
 
 /// Issue a certificate and its key: NAME.pem and NAME.key
 ///
-/// The command replaces no files. To renew a certificate before it expires, issue it into another folder and move both files
-/// over the old ones.
+/// The command replaces no files. To renew a certificate before it expires, issue it into another folder, and install both files
+/// over the old ones. The new key belongs to you alone. For a process of the group `larder`, install it by
+/// `install -m 0640 -g larder NEW/NAME.key /etc/larder/node.key`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
