@@ -328,8 +328,9 @@ def network(all_):
         # The API server may be anywhere.
         if reaches != ({443, 6443} if several and source == "coordinator" else set()):
             yield f"{source} reaches anybody at {reaches}"
-    if not allowed(all_, "Egress", inside["node"], {"namespace": "kube-system", "labels": {}}, "UDP", 53):
-        yield "the node cannot look up names"
+    for name_port in [53, 5353]:
+        if not allowed(all_, "Egress", inside["node"], {"namespace": "kube-system", "labels": {}}, "UDP", name_port):
+            yield f"the node cannot look up names at port {name_port}"
 
 
 def allowed(all_, direction, subject, peer, kind, port):

@@ -94,10 +94,15 @@ sample_ratio = {{ .Values.tracing.sampleRatio | toJson }}
       protocol: TCP
 {{- if .dns }}
 # DNS, for the collector's name. The resolver's address differs from cluster to cluster.
+# OpenShift's resolvers listen on 5353, behind a Service with port 53.
 - ports:
     - port: 53
       protocol: UDP
     - port: 53
+      protocol: TCP
+    - port: 5353
+      protocol: UDP
+    - port: 5353
       protocol: TCP
 {{- end }}
 {{- end }}
