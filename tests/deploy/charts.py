@@ -219,6 +219,11 @@ def pods_are_as_said():
     assert all_.workload("coordinator")["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "infra"}
     node = all_.workload("node")["spec"]["template"]["spec"]
     assert (node["hostNetwork"], node["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    # A pod that hears a host may see the address of a tunnel.
+    (configure,) = [one for one in node["initContainers"] if one["name"] == "configure"]
+    fields = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in configure["env"] if "valueFrom" in one}
+    assert fields.get("LARDER_HOST_IP") == "status.hostIP", fields
+    assert all_.config("node")["cluster"].get("advertise") == "@HOST_IP@:9441", all_.config("node")["cluster"]
     # A host is no pod, so no selector matches it.
     host, one = {"namespace": None, "labels": {}}, {"namespace": "larder", "labels": pod_labels(all_, "coordinator")}
     assert allowed(all_, "Ingress", one, host, "UDP", 7601), "no node can join from its host's address"

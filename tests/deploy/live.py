@@ -35,7 +35,7 @@ def larder():
 
 
 def detects_gpus(folder):
-    """Checks that configure.sh fills in the zone and the GPUs of a host, and refuses a host that has no GPU."""
+    """Checks that configure.sh fills in the zone, the address and the GPUs of a host, and refuses a host that has no GPU."""
     for address, (vendor, kind) in GPUS.items():
         device = folder / "sys/bus/pci/devices" / address
         device.mkdir(parents=True)
@@ -50,6 +50,12 @@ def detects_gpus(folder):
     assert re.findall(r'\[\[gpus\]\]\npci = "(.*)"', config) == ["0000:17:00.0", "0000:65:00.0"], config
     assert 'name = "host-1"' in config, config
     assert tomllib.loads(config)["cluster"]["zone"] == "rack-4", config
+    (folder / "template").mkdir()
+    (folder / "template/node.toml").write_text('[cluster]\nadvertise = "@HOST_IP@:9441"\n')
+    for address, advertised in [("192.0.2.1", "192.0.2.1:9441"), ("2001:db8::1", "[2001:db8::1]:9441")]:
+        environment_of_host = {"PATH": os.environ["PATH"], "LARDER_NAME": "host-1", "LARDER_HOST_IP": address}
+        run("sh", script, folder / "template", folder / "out", env=environment_of_host)
+        assert tomllib.loads((folder / "out/node.toml").read_text())["cluster"]["advertise"] == advertised
     refused = subprocess.run(
         ["sh", script, template, folder / "out"],
         env=environment | {"LARDER_SYS": str(folder)},

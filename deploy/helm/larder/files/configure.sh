@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes a host's configuration from the template that all hosts share: fills in the node's name, zone, GPUs and certificate.
+# Makes a host's configuration from the template that all hosts share: fills in name, zone, address, GPUs and certificate.
 #
-#   LARDER_NAME=NAME [LARDER_ZONE=ZONE] configure.sh TEMPLATE CONFIG [CERTIFICATES TLS]
+#   LARDER_NAME=NAME [LARDER_ZONE=ZONE] [LARDER_HOST_IP=IP] configure.sh TEMPLATE CONFIG [CERTIFICATES TLS]
 #
 # TEMPLATE, CONFIG, CERTIFICATES and TLS are folders. TEMPLATE/node.toml becomes CONFIG/node.toml. This host's files among all
 # hosts' CERTIFICATES are copied to TLS.
@@ -9,7 +9,9 @@ set -eu
 template=$1 config=$2 certificates=${3:-} tls=${4:-}
 : "${LARDER_NAME:?the name of the node}"
 
-sed "s/@NAME@/$LARDER_NAME/" "$template/node.toml" >"$config/node.toml"
+address=${LARDER_HOST_IP:-}
+case $address in *:*) address="[$address]" ;; esac
+sed "s/@NAME@/$LARDER_NAME/; s/@HOST_IP@/$address/" "$template/node.toml" >"$config/node.toml"
 # Before 1.35, Kubernetes does not tell pods their host's zone.
 if [ -n "${LARDER_ZONE:-}" ] && ! grep -q "^zone = " "$config/node.toml"; then
     sed -i "s/^\[cluster\]\$/&\nzone = \"$LARDER_ZONE\"/" "$config/node.toml"

@@ -136,7 +136,7 @@ name = "{{ .Release.Name }}-leader"
 {{ end -}}
 
 {{- define "larder.nodeToml" -}}
-# configure.sh fills in the name{{ if .Values.node.detectGpus }}, and the host's GPUs{{ end }}.
+# configure.sh fills in the name{{ if .Values.node.hostNetwork }} and address{{ end }}{{ if .Values.node.detectGpus }}, and the host's GPUs{{ end }}.
 name = "@NAME@"
 
 [http]
@@ -179,6 +179,10 @@ folder = "/var/lib/larder/disk"
 [cluster]
 coordinator = "{{ .Release.Name }}-coordinator:7601"
 listen = "0.0.0.0:9441"
+{{- if .Values.node.hostNetwork }}
+# The coordinator, in a pod, may see the address of the host's tunnel to pods.
+advertise = "@HOST_IP@:9441"
+{{- end }}
 ca = "/etc/larder/tls/ca.crt"
 certificate = "/etc/larder/tls/tls.crt"
 key = "/etc/larder/tls/tls.key"
