@@ -56,6 +56,9 @@ pub const MAX_EXTRA_KEYS_BYTES: usize = 16 << 10;
 /// Namespaces that one session registers.
 pub const MAX_SESSION_NAMESPACES: usize = 16;
 
+/// Follows that one session has open.
+pub const MAX_SESSION_FOLLOWS: usize = 1_024;
+
 /// Requests that one session has outstanding. At this limit a client waits; beyond it a node closes the session.
 pub const MAX_OUTSTANDING_REQUESTS: usize = 64;
 

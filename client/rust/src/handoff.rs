@@ -125,7 +125,8 @@ impl Session {
     /// Cancel safe: the room is given back.
     ///
     /// # Errors
-    /// `Chain` for an impossible chain; `Busy`; the general errors of [`SessionError`].
+    /// `Chain` for an impossible chain; `Busy`, also if the session has
+    /// [1,024 follows](larder_protocol::limits::MAX_SESSION_FOLLOWS); the general errors of [`SessionError`].
     pub fn follow(&self, namespace: &Namespace, chain: &Chain, options: FollowOptions) -> Call<Follow> {
         let FollowOptions { writer, attempt, patience } = options;
         let request = Request::Follow(handoff::Follow {

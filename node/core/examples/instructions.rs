@@ -5,8 +5,8 @@
 use std::hint::black_box;
 
 use larder_core::Millis;
-use larder_core::store::LookupOptions;
 use larder_core::store::policy::PolicyName;
+use larder_core::store::{FollowRequest, LookupOptions};
 use larder_protocol::lease::Leased;
 use larder_protocol::peer::{Chunks, Class, Fetch, Message as _, PeerRequest};
 use larder_protocol::session::{
@@ -98,6 +98,29 @@ fn put(mut filled: Filled) {
     });
 }
 
+/// A session follows one chunk a thousand times. A part of the follows ends by patience, a part by the commit; those of another
+/// chunk end with the session. The cost of each end must not grow with the number of the others.
+fn end_follows() {
+    let mut stores = (0..TIMES).map(|_| Filled::new(0, u64::MAX)).collect::<Vec<_>>().into_iter();
+    counted(&mut || {
+        let Some(mut filled) = stores.next() else { return };
+        let mut prompts = filled.new_prompts();
+        let (prompt, other) = (prompts(), prompts());
+        for (chain, patience_ms) in [(&prompt, 100), (&prompt, 1_000), (&other, 1_000)] {
+            let chain = &chain.part(0, 1);
+            let namespace = filled.namespace;
+            let ask = FollowRequest { namespace, chain, writer: None, attempt: 0, patience_ms };
+            for _ in 0..FOLLOWS / 3 {
+                filled.store.follow(filled.session, ask, Millis(0)).expect("a session may follow so much");
+            }
+        }
+        filled.store.tick(Millis(100));
+        filled.put(&prompt);
+        filled.store.close_session(filled.session);
+        drop(black_box(filled));
+    });
+}
+
 fn encode_lease() {
     let request = lease_request();
     counted(&mut || drop(black_box(encode_request(black_box(&request), AlignedVec::new()))));
@@ -153,8 +176,8 @@ fn fetch_request() -> PeerRequest {
     PeerRequest::Fetch(Fetch { chunks, block_bytes: vec![4_096], class: Class::Decode })
 }
 
-/// By name; each is of 100 chunks.
-const OPERATIONS: [(&str, fn()); 11] = [
+/// By name; each is of 100 chunks, but `end_follows`.
+const OPERATIONS: [(&str, fn()); 12] = [
     ("lookup", lookup),
     ("lease_and_release", lease),
     ("lease_by_adaptive", lease_by_adaptive),
@@ -166,6 +189,7 @@ const OPERATIONS: [(&str, fn()); 11] = [
     ("decode_leased", decode_leased),
     ("encode_fetch", encode_fetch),
     ("decode_fetch", decode_fetch),
+    ("end_follows", end_follows),
 ];
 
 /// Chunks in the store.
@@ -176,3 +200,6 @@ const TIMES: u64 = 10;
 
 /// Leases among which the policy learns often enough.
 const LEARNING: u64 = 1_000;
+
+/// Follows of each session.
+const FOLLOWS: u64 = 1_000;

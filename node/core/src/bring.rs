@@ -84,7 +84,6 @@ pub(crate) struct Bring {
     /// Number of loads of chunks with several holders so far.
     turn: usize,
     followers: handoff::Followers,
-    writers: handoff::Writers,
     /// Peers that wait for chunks from disk.
     recalls: HashMap<FetchId, Vec<recall::Recalled>>,
     /// The times at which chunks are ordered again because their holder was busy.
@@ -133,7 +132,6 @@ impl Bring {
             gaps: Gaps::default(),
             turn: 0,
             followers: handoff::Followers::default(),
-            writers: handoff::Writers::new(),
             recalls: HashMap::new(),
             retries: BTreeMap::new(),
             last_number: 0,

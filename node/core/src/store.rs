@@ -86,7 +86,7 @@ pub use disk::{DiskStoreLimits, DiskUsage};
 pub(crate) use explain::absent_of;
 pub use explain::{ExplainedChain, OtherNamespace};
 pub use follow::{
-    FollowNews, FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News,
+    AskedAgain, FollowNews, FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News,
 };
 pub use forward::{Forwards, Offered};
 pub use gather::{Came, Cut, FetchId, FreeRoom, Gathered, Leaving, Recall, Source, TakeIn, Wanted};

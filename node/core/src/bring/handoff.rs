@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use larder_protocol::handoff::{AskInPlace, Follow, InPlace, Writer};
-use larder_protocol::limits::MAX_FETCH_CHUNKS;
+use larder_protocol::limits::{MAX_FETCH_CHUNKS, MAX_NAME_BYTES};
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Leased, Response};
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
@@ -22,8 +22,8 @@ use crate::event::{Arrival, Below, FetchFailure, LayersArrived, OrderNumber, Req
 use crate::placement::Placement;
 use crate::store::ids::{SessionId, TenantId};
 use crate::store::{
-    Came, ChangeKind, FetchId, FollowProgress, FollowProofs, FollowRequest, FollowStarted, Refused, Source,
-    Wanted,
+    AskedAgain, Came, ChangeKind, FetchId, FollowProgress, FollowProofs, FollowRequest, FollowStarted,
+    Refused, Source, Wanted,
 };
 
 /// Sessions that wait for news, by follow. The sessions' limits of requests bound their number.
@@ -37,24 +37,20 @@ struct Follower {
     until: Duration,
 }
 
-/// For each follow: the writer, the earliest attempt that may be followed, and the longest silence in milliseconds.
-pub(super) type Writers = HashMap<u64, (Writer, u64, u64)>;
-
 impl Core {
     /// Starts to follow chunks, and asks for the chunks that another node's engine writes.
     pub(crate) fn follow(&mut self, request: RequestId, ask: Follow) -> Result<(), Refused> {
         let Follow { namespace, chain, writer, attempt, patience_ms } = ask;
+        if let Some(bytes) = writer.as_ref().map(|writer| writer.node.len()).filter(|&it| it > MAX_NAME_BYTES)
+        {
+            return Err(Refused::WriterName { bytes });
+        }
         let writer = writer.filter(|writer| self.is_elsewhere(writer));
         let (patience_ms, now) = (patience_ms.min(MOST_PATIENCE_MS), self.millis());
-        let asked =
-            FollowRequest { namespace, chain: &chain, from_peer: writer.is_some(), attempt, patience_ms };
+        let asked = FollowRequest { namespace, chain: &chain, writer: writer.as_ref(), attempt, patience_ms };
         let FollowStarted { follow, wanted } = self.store.follow(request.session, asked, now)?;
         self.answer(request, Response::Following(follow));
         let fingerprint = self.store.fingerprint(namespace).unwrap_or(Fingerprint([0; 32]));
-        self.bring.writers.retain(|&follow, _| self.store.is_followed(follow));
-        self.bring
-            .writers
-            .extend(writer.iter().map(|writer| (follow, (writer.clone(), attempt, patience_ms))));
         self.end_earlier_attempts(fingerprint, &chain.hashes, attempt);
         let (coming, on_disk): (Vec<Wanted>, Vec<Wanted>) =
             wanted.into_iter().partition(|wanted| wanted.from == Source::Peer);
@@ -99,10 +95,8 @@ impl Core {
             return;
         }
         for (follow, positions) in self.store.take_followed_again() {
-            let Some((fingerprint, wanted)) = self.store.follow_again(follow, &positions) else { continue };
-            let Some((writer, attempt, patience_ms)) = self.bring.writers.get(&follow).cloned() else {
-                continue;
-            };
+            let Some(again) = self.store.follow_again(follow, &positions) else { continue };
+            let AskedAgain { writer, fingerprint, attempt, patience_ms, wanted } = again;
             self.order_follows(&writer, fingerprint, (attempt, patience_ms), wanted);
         }
     }
@@ -277,12 +271,6 @@ impl Core {
             let told = self.tell_in_place(request, &ask);
             self.refuse(request, told);
         }
-    }
-
-    /// The number of follows whose writers are remembered.
-    #[cfg(test)]
-    pub(crate) fn named_writers(&self) -> usize {
-        self.bring.writers.len()
     }
 
     /// Forgets the waiting requests of a session that has ended.

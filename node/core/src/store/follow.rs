@@ -22,11 +22,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use larder_protocol::chain::Links;
-use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
+use larder_protocol::handoff::Writer;
+use larder_protocol::limits::{MAX_MESSAGE_BLOCKS, MAX_SESSION_FOLLOWS};
 use larder_protocol::session::Scarce;
 use larder_protocol::{Chain, ChunkHash, Fingerprint, PoolRules, PoolSet};
 
-use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId, Slot};
+use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId};
 use super::index::{Block, Chunk};
 use super::lookup::{CLAIMS_RETRY_MS, Presence, most_chunks};
 use super::{FetchId, Refused, Source, Store, Wanted};
@@ -36,13 +37,14 @@ mod again;
 mod ends;
 mod given;
 mod layers;
-mod names;
+mod limbo;
 mod peer;
 mod progress;
 mod proofs;
 
-use names::Names;
+use limbo::Limbo;
 
+pub use again::AskedAgain;
 pub(super) use layers::Layers;
 pub use peer::{FollowNews, LayersInPlace, News};
 pub use proofs::FollowProofs;
@@ -56,11 +58,14 @@ pub(super) struct Follows {
     /// Chunks that are written in a numbered attempt.
     attempts: BTreeMap<ChunkId, u64>,
     /// The readers of slots of chunks that are being written.
-    holders: BTreeMap<ChunkId, Vec<Reader>>,
-    /// The follows that wait for chunks that nobody writes yet.
-    awaited: BTreeMap<(Fingerprint, ChunkHash), Vec<u64>>,
-    /// Slots whose writing ended without a commit.
-    limbo: Vec<Limbo>,
+    holders: BTreeSet<(ChunkId, Reader)>,
+    /// The follows, each with a position, that wait for chunks that nobody writes yet.
+    awaited: BTreeSet<(Fingerprint, ChunkHash, (u64, usize))>,
+    limbo: Limbo,
+    /// When follows give up their missing chunks, unless these have news before.
+    deadlines: BTreeSet<(Millis, u64)>,
+    /// Follows that had news since the last tick.
+    moved: BTreeSet<u64>,
     /// Follows of sessions that have news.
     progressed: BTreeSet<u64>,
     /// News for peers. They are taken after every change.
@@ -74,19 +79,14 @@ pub(super) struct Follows {
 }
 
 /// A reader of a slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reader {
-    Follow(u64),
+    /// A follow, and the position of the chunk there.
+    Follow(u64, usize),
     /// A process whose session ended. It may still read, or write, the slots that it was shown.
     Process(ProcessId),
     /// A read from a drive that does not answer, by its number: the drive may still write to the slots.
     Drive(u64),
-}
-
-#[derive(Debug)]
-struct Limbo {
-    slots: Vec<Slot>,
-    holders: Vec<Reader>,
 }
 
 #[derive(Debug)]
@@ -97,17 +97,17 @@ struct Follow {
     slices: Box<[u16]>,
     attempt: u64,
     chunks: Vec<Followed>,
-    names: Names,
+    hashes: Box<[ChunkHash]>,
     /// The wanted pools of each chunk; empty if all pools are wanted.
     pools: Box<[PoolSet]>,
     /// The links of the chunks; `None` for a peer's follow.
     links: Option<Links>,
+    /// The writer at another node, if there is one.
+    writer: Option<Writer>,
     /// For each chunk, whether a writer's node may still be asked.
     may_ask: Box<[bool]>,
     patience_ms: u64,
     deadline: Millis,
-    /// Whether something came since the last tick.
-    has_moved: bool,
     /// Whether the session was told the places.
     is_shown: bool,
     leased_blocks: u64,
@@ -133,8 +133,8 @@ pub struct FollowRequest<'a> {
     pub namespace: u32,
     /// The chunks.
     pub chain: &'a Chain,
-    /// Whether another node is asked for the missing chunks.
-    pub from_peer: bool,
+    /// The writer at another node, which is asked for the missing chunks.
+    pub writer: Option<&'a Writer>,
     /// The earliest attempt that will do.
     pub attempt: u64,
     /// Missing chunks are given up after this long without news, in milliseconds.
@@ -162,6 +162,11 @@ pub struct FollowProgress {
 }
 
 impl Follows {
+    fn open(&mut self, follow: u64, started: Follow) {
+        self.deadlines.insert((started.deadline, follow));
+        self.open.insert(follow, started);
+    }
+
     /// Follows of sessions and peers.
     pub(super) fn len(&self) -> u64 {
         self.open.len() as u64
@@ -206,38 +211,46 @@ impl Follows {
     }
 
     fn hold(&mut self, id: ChunkId, holder: Reader) {
-        self.holders.entry(id).or_default().push(holder);
+        self.holders.insert((id, holder));
     }
 
     fn let_go(&mut self, id: ChunkId, holder: Reader) {
-        let Some(holders) = self.holders.get_mut(&id) else { return };
-        holders.retain(|&other| other != holder);
-        if holders.is_empty() {
-            self.holders.remove(&id);
-        }
+        self.holders.remove(&(id, holder));
     }
 
     /// Forgets the processes that may read a chunk: from now on the chunk's claims keep its slots.
     fn let_go_processes(&mut self, id: ChunkId) {
-        let Some(holders) = self.holders.get_mut(&id) else { return };
-        holders.retain(|holder| !matches!(holder, Reader::Process(_)));
-        if holders.is_empty() {
-            self.holders.remove(&id);
+        let processes = [0, u32::MAX].map(|number| (id, Reader::Process(ProcessId(number))));
+        self.holders.extract_if(processes[0]..=processes[1], |_| true).for_each(drop);
+    }
+
+    fn take_holders(&mut self, id: ChunkId) -> BTreeSet<Reader> {
+        let ends = [Reader::Follow(0, 0), Reader::Drive(u64::MAX)].map(|holder| (id, holder));
+        self.holders.extract_if(ends[0]..=ends[1], |_| true).map(|(_, holder)| holder).collect()
+    }
+
+    /// Replaces the reader `from` of a chunk by `to`, wherever slots wait for `from`.
+    fn hand_on(&mut self, id: ChunkId, from: Reader, to: Reader) {
+        if self.holders.remove(&(id, from)) {
+            self.holders.insert((id, to));
         }
+        self.limbo.hand_on(from, to);
     }
 
-    /// Replaces the reader `from` by `to`, wherever slots wait for `from`.
-    fn hand_on(&mut self, from: Reader, to: Reader) {
-        let lists = self.holders.values_mut().chain(self.limbo.iter_mut().map(|limbo| &mut limbo.holders));
-        lists.flatten().filter(|holder| **holder == from).for_each(|holder| *holder = to);
-    }
-
-    fn followers(&self, id: ChunkId) -> Vec<u64> {
-        let number = |holder: &Reader| match *holder {
-            Reader::Follow(number) => Some(number),
+    /// The follows that hold a chunk, each with the chunk's position there.
+    fn followers(&self, id: ChunkId) -> Vec<(u64, usize)> {
+        let ends = [(0, 0), NO_MORE].map(|(follow, position)| (id, Reader::Follow(follow, position)));
+        let follow = |&(_, holder): &(ChunkId, Reader)| match holder {
+            Reader::Follow(follow, position) => Some((follow, position)),
             Reader::Process(_) | Reader::Drive(_) => None,
         };
-        self.holders.get(&id).map(|holders| holders.iter().filter_map(number).collect()).unwrap_or_default()
+        self.holders.range(ends[0]..=ends[1]).filter_map(follow).collect()
+    }
+
+    /// The follows that wait until somebody writes a chunk, each with the chunk's position there.
+    fn waiting(&self, fingerprint: Fingerprint, hash: ChunkHash) -> Vec<(u64, usize)> {
+        let ends = [(0, 0), NO_MORE].map(|of| (fingerprint, hash, of));
+        self.awaited.range(ends[0]..=ends[1]).map(|&(_, _, of)| of).collect()
     }
 }
 
@@ -257,16 +270,6 @@ impl Follow {
     fn wants(&self, position: usize, rules: &PoolRules) -> PoolSet {
         self.pools.get(position).copied().unwrap_or(rules.every())
     }
-
-    /// The position of a chunk that is coming.
-    fn coming(&self, id: ChunkId, hash: &ChunkHash) -> Option<usize> {
-        self.names.positions(hash).find(|&position| self.chunks[position] == Followed::Coming(id))
-    }
-
-    /// The position of a chunk that nobody writes yet.
-    fn awaited(&self, hash: &ChunkHash) -> Option<usize> {
-        self.names.positions(hash).find(|&position| self.chunks[position] == Followed::Awaited(*hash))
-    }
 }
 
 impl Store {
@@ -274,7 +277,8 @@ impl Store {
     /// more blocks than a session may lease at once, only as many as fit are followed.
     ///
     /// # Errors
-    /// As [`Store::lease`]; [`Refused::Busy`] if there is no room; [`Refused::FollowTooLarge`] if the chunks do not fit, and a part of
+    /// As [`Store::lease`]; [`Refused::Busy`] if there is no room, or the session has [`MAX_SESSION_FOLLOWS`] follows;
+    /// [`Refused::FollowTooLarge`] if the chunks do not fit, and a part of
     /// them is of no use.
     pub fn follow(
         &mut self,
@@ -282,7 +286,7 @@ impl Store {
         ask: FollowRequest<'_>,
         now: Millis,
     ) -> Result<FollowStarted, Refused> {
-        let FollowRequest { namespace, chain, from_peer, attempt, patience_ms } = ask;
+        let FollowRequest { namespace, chain, writer, attempt, patience_ms } = ask;
         let (number, slices) = self.slices(session, namespace)?;
         let slices: Box<[u16]> = slices.into();
         let mut found = self.walk(number, chain)?;
@@ -295,9 +299,7 @@ impl Store {
             false => (0..chunks).map(|position| rules.needed(position, chunks)).collect(),
         };
         let blocks = slices.len() * rules.blocks(chunks);
-        if self.session(session)?.leased_blocks + blocks as u64 > self.limits.max_leased_blocks {
-            return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
-        }
+        self.may_follow(session, blocks)?;
         let follow = self.next_number();
         let started = Follow {
             session: Some(session),
@@ -305,18 +307,20 @@ impl Store {
             slices,
             attempt,
             chunks: chain.hashes[..chunks].iter().map(|&hash| Followed::Awaited(hash)).collect(),
-            names: Names::new(&chain.hashes[..chunks]),
+            hashes: chain.hashes[..chunks].into(),
             pools,
             links: Some(chain.links),
-            may_ask: vec![from_peer; chunks].into(),
+            writer: writer.cloned(),
+            may_ask: vec![writer.is_some(); chunks].into(),
             patience_ms,
             deadline: now + patience_ms,
-            has_moved: false,
             is_shown: false,
             leased_blocks: blocks as u64,
         };
-        self.follows.open.insert(follow, started);
-        self.session_mut(session)?.leased_blocks += blocks as u64;
+        self.follows.open(follow, started);
+        let held = self.session_mut(session)?;
+        held.leased_blocks += blocks as u64;
+        held.follows.insert(follow);
         // Making room for one chunk may take any unclaimed chunk, even further down the chain.
         let found: Vec<(Presence, bool)> = (0..)
             .zip(found)
@@ -336,7 +340,7 @@ impl Store {
                 Presence::OnDisk(_) if has_all => Some(Source::Disk),
                 // No node is asked for a chunk that is here and only lacks pools.
                 Presence::Here(_) | Presence::OnDisk(_) => None,
-                Presence::Absent => from_peer.then_some(Source::Peer),
+                Presence::Absent => writer.map(|_| Source::Peer),
             };
             let room = self.follow_chunk(follow, number, chain, (position, from), &mut wanted);
             if room && found != Presence::Absent && !has_all {
@@ -344,7 +348,7 @@ impl Store {
             }
             if !room {
                 self.end_follow(follow);
-                let started: Vec<FetchId> = wanted.iter().map(|wanted| wanted.fetch).collect();
+                let started: BTreeSet<FetchId> = wanted.iter().map(|wanted| wanted.fetch).collect();
                 self.gathers.forget_abandoned(&started);
                 wanted.into_iter().for_each(|wanted| drop(self.fetched(wanted.fetch, None, None)));
                 return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: ROOM_RETRY_MS });
@@ -352,6 +356,16 @@ impl Store {
         }
         self.follows.progressed.insert(follow);
         Ok(FollowStarted { follow, wanted })
+    }
+
+    /// Whether a session may follow so many further blocks.
+    fn may_follow(&self, session: SessionId, blocks: usize) -> Result<(), Refused> {
+        let held = self.session(session)?;
+        let fits = held.leased_blocks + blocks as u64 <= self.limits.max_leased_blocks;
+        match fits && held.follows.len() < MAX_SESSION_FOLLOWS {
+            true => Ok(()),
+            false => Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS }),
+        }
     }
 
     /// How many of `chunks` chunks a session may follow at once.
@@ -400,7 +414,7 @@ impl Store {
             Some(id) => self.join(follow, position, id),
             None => {
                 let Some(open) = self.follows.open.get(&follow) else { return };
-                self.follows.awaited.entry((open.fingerprint, hash)).or_default().push(follow);
+                self.follows.awaited.insert((open.fingerprint, hash, (follow, position)));
             }
         }
     }
@@ -434,7 +448,7 @@ impl Store {
     /// Makes the follow hold the chunk at a position: the chunk is being written.
     fn join(&mut self, follow: u64, position: usize, id: ChunkId) {
         self.change(id, |chunk| chunk.claims += 1);
-        self.follows.hold(id, Reader::Follow(follow));
+        self.follows.hold(id, Reader::Follow(follow, position));
         self.gathers.wait_for(id, follow);
         self.follow_mut(follow, |open| open.chunks[position] = Followed::Coming(id));
         self.tell_layers(follow, position, id);
@@ -446,21 +460,13 @@ impl Store {
             return;
         }
         let chunk = self.index.get(id);
-        let key = (self.namespaces.get(chunk.namespace).fingerprint, chunk.hash);
-        let Some(waiting) = self.follows.awaited.remove(&key) else { return };
-        let mut still_waiting = Vec::new();
-        for follow in waiting {
-            let Some(open) = self.follows.open.get(&follow) else { continue };
-            let Some(position) = open.awaited(&key.1) else { continue };
+        let (fingerprint, hash) = (self.namespaces.get(chunk.namespace).fingerprint, chunk.hash);
+        for (follow, position) in self.follows.waiting(fingerprint, hash) {
             if self.may_join(id, follow, position) {
+                self.follows.awaited.remove(&(fingerprint, hash, (follow, position)));
                 self.join(follow, position, id);
                 self.moved(follow);
-            } else {
-                still_waiting.push(follow);
             }
-        }
-        if !still_waiting.is_empty() {
-            self.follows.awaited.insert(key, still_waiting);
         }
     }
 
@@ -489,13 +495,11 @@ impl Store {
 
     /// Notes that a follow has news.
     fn moved(&mut self, follow: u64) {
-        let is_session = self.follow_mut(follow, |open| {
-            open.has_moved = true;
-            open.session.is_some()
-        });
-        if is_session == Some(true) {
+        let Some(open) = self.follows.open.get(&follow) else { return };
+        if open.session.is_some() {
             self.follows.progressed.insert(follow);
         }
+        self.follows.moved.insert(follow);
     }
 }
 
@@ -508,6 +512,9 @@ impl Followed {
     }
 }
 
+/// Above every follow with a position.
+const NO_MORE: (u64, usize) = (u64::MAX, usize::MAX);
+
 /// The pause for a session that found no room.
 const ROOM_RETRY_MS: u64 = 5;
 
@@ -517,7 +524,7 @@ impl Store {
     pub(super) fn assert_follows_are_forgotten(&self) {
         let Follows { open, layers, attempts, holders, awaited, limbo, peer_chunks, again, .. } =
             &self.follows;
-        assert!(again.is_empty(), "{again:?}");
+        assert!(again.is_empty() && self.follows.deadlines.is_empty(), "{:?}", self.follows);
         assert!(open.is_empty() && layers.is_empty() && attempts.is_empty(), "{:?}", self.follows);
         assert!(holders.is_empty() && awaited.is_empty() && limbo.is_empty(), "{:?}", self.follows);
         assert!(peer_chunks.is_empty(), "{peer_chunks:?}");

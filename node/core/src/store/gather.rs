@@ -6,7 +6,7 @@
 mod fetch;
 mod taken;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 use larder_protocol::session::{Progress, Scarce};
@@ -53,7 +53,7 @@ struct Coming {
     /// Its number, which no other fetch has.
     number: u64,
     /// Numbers of the gathers and follows that wait for the chunk.
-    gathers: Vec<u64>,
+    gathers: BTreeSet<u64>,
     /// Number of peers that wait for the chunk, and of drains that move it here.
     recalls: u32,
     /// If another node evicts the chunk and forwards it here: for how long nobody had used it when it was offered, in milliseconds.
@@ -141,16 +141,14 @@ impl Gathers {
     /// Makes a follow wait for a chunk, if the chunk is being fetched.
     pub(super) fn wait_for(&mut self, id: ChunkId, follow: u64) {
         if let Some(fetch) = self.fetches.get_mut(&id) {
-            fetch.gathers.push(follow);
+            fetch.gathers.insert(follow);
         }
     }
 
     /// Ends the wait of a gather or follow for a chunk.
     pub(super) fn stop_waiting_for(&mut self, id: ChunkId, number: u64) {
         let Some(fetch) = self.fetches.get_mut(&id) else { return };
-        let waited = fetch.gathers.len();
-        fetch.gathers.retain(|&other| other != number);
-        if fetch.gathers.len() < waited
+        if fetch.gathers.remove(&number)
             && fetch.gathers.is_empty()
             && fetch.recalls == 0
             && fetch.taken_in.is_none()
@@ -161,7 +159,7 @@ impl Gathers {
     }
 
     /// Forgets abandoned fetches that were never ordered: nobody has to stop them.
-    pub(super) fn forget_abandoned(&mut self, ids: &[FetchId]) {
+    pub(super) fn forget_abandoned(&mut self, ids: &BTreeSet<FetchId>) {
         self.abandoned.retain(|id| !ids.contains(id));
     }
 
@@ -298,7 +296,7 @@ impl Store {
                 }
             };
             if let Some(fetch) = self.gathers.fetches.get_mut(&chunk) {
-                fetch.gathers.push(gather);
+                fetch.gathers.insert(gather);
                 open.waiting += 1;
             }
             open.chunks.push(chunk);

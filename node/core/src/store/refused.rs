@@ -1,7 +1,9 @@
 //! Reasons why the store did nothing, as answers to engines.
 
 use larder_protocol::ChainError;
-use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS, MAX_SESSION_NAMESPACES};
+use larder_protocol::limits::{
+    MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS, MAX_NAME_BYTES, MAX_SESSION_NAMESPACES,
+};
 use larder_protocol::namespace::NamespaceError;
 use larder_protocol::session::{Busy, Refusal, RefusalCode, Response, Scarce};
 
@@ -112,6 +114,14 @@ pub enum Refused {
         blocks: usize,
         /// Blocks allowed.
         most: usize,
+    },
+    /// A follow whose writer's node has a longer name than nodes have.
+    #[error(
+        "the name of the writer's node has {bytes} bytes, but names of nodes have at most {MAX_NAME_BYTES}"
+    )]
+    WriterName {
+        /// Bytes of the name.
+        bytes: usize,
     },
     /// A number that names no pin of this tenant.
     #[error("this tenant has no pin {0} on this device, or no longer: `larder list pins` shows the pins")]
@@ -259,6 +269,7 @@ impl From<Refused> for Response {
             | Refused::WindowTooSmall { .. }
             | Refused::TooLarge { .. }
             | Refused::FollowTooLarge { .. }
+            | Refused::WriterName { .. }
             | Refused::TooManyTensors { .. } => RefusalCode::TooLarge,
             Refused::Unknown { .. }
             | Refused::UnknownPin(_)

@@ -1,6 +1,6 @@
 //! Sessions, the processes behind them, and the memory that vanished processes may still touch.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use larder_protocol::ChunkHash;
 
@@ -26,6 +26,7 @@ pub(crate) struct Session {
     pub(crate) namespaces: BTreeMap<NamespaceId, Box<[u16]>>,
     pub(crate) leases: BTreeMap<u64, Lease>,
     pub(crate) leased_blocks: u64,
+    pub(crate) follows: BTreeSet<u64>,
     pub(crate) reservations: BTreeMap<u64, Reservation>,
     pub(crate) reserved_bytes: u64,
     /// Extents whose memory the session was given.
@@ -118,6 +119,7 @@ impl Sessions {
             namespaces: BTreeMap::new(),
             leases: BTreeMap::new(),
             leased_blocks: 0,
+            follows: BTreeSet::new(),
             reservations: BTreeMap::new(),
             reserved_bytes: 0,
             extents: HashSet::new(),

@@ -26,6 +26,7 @@ mod verify;
 
 use std::num::NonZeroU32;
 
+use larder_protocol::handoff::Writer;
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::{Chain, ChunkHash, HitPolicy, PoolSpec};
 
@@ -38,6 +39,9 @@ use crate::Millis;
 const BLOCK: u64 = 4_096;
 
 const NOW: Millis = Millis(0);
+
+/// A writer at another node.
+static ELSEWHERE: Writer = Writer { node: String::new(), device: 0 };
 
 /// The source of a chunk that another node has.
 const PEER: Option<Source> = Some(Source::Peer);

@@ -535,15 +535,17 @@ fn the_writers_node_hears_which_pools_of_each_chunk_are_followed() {
 }
 
 #[test]
-fn the_writer_of_a_follow_is_forgotten_with_the_follow() {
+fn a_writer_whose_name_no_node_can_have_is_refused() {
     let mut w = world();
-    for word in ["a", "b", "c"] {
-        let follow = w.follow(word, Some("b"));
-        assert_eq!(w.core.named_writers(), 1);
-        let (order, _) = w.order();
-        w.asks(w.session, Request::Release(follow));
-        assert!(matches!(w.next(), Effect::CancelOrder(_)));
-        w.order_fails(order, 1);
+    for (bytes, is_taken) in [(256, true), (257, false)] {
+        let writer = Some(Writer { node: "n".repeat(bytes), device: 0 });
+        let chain = w.chain("");
+        let ask = Follow { namespace: w.namespace, chain, writer, attempt: 0, patience_ms: PATIENCE_MS };
+        let request = w.asks(w.session, Request::Follow(ask));
+        match is_taken {
+            true => assert!(matches!(w.answered(request), Response::Following(_))),
+            false => assert_eq!(w.refused(request), Refused::WriterName { bytes }),
+        }
     }
-    assert!(w.is_at_rest());
+    assert_eq!(w.core.store.usage().follows, 1);
 }

@@ -1,28 +1,42 @@
 //! The second source of a followed chunk: the writer's node that this follow names, if another follow's fetch of the chunk
 //! failed.
 
+use larder_protocol::handoff::Writer;
 use larder_protocol::{Chain, Fingerprint};
 
-use super::{Followed, Reader};
+use super::{Follow, Followed, Reader};
 use crate::store::ids::ChunkId;
 use crate::store::{Source, Store, Wanted};
+
+/// Chunks of a follow for which its own writer's node is to be asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AskedAgain {
+    /// The writer.
+    pub writer: Writer,
+    /// The chunks' namespace.
+    pub fingerprint: Fingerprint,
+    /// The earliest attempt that will do.
+    pub attempt: u64,
+    /// The longest silence before the follow gives up, in milliseconds.
+    pub patience_ms: u64,
+    /// The fetches to start; [`Store::fetched`] must answer each.
+    pub wanted: Vec<Wanted>,
+}
 
 impl Store {
     /// Notes that the fetch of a chunk has failed: followers whose own writer's node was not asked wait for that node, unless
     /// they were shown the places.
     pub(in crate::store) fn await_again(&mut self, id: ChunkId) {
         let hash = self.index.get(id).hash;
-        for follow in self.follows.followers(id) {
-            let Some(open) = self.follows.open.get_mut(&follow).filter(|open| !open.is_shown) else {
-                continue;
+        for (follow, position) in self.follows.followers(id) {
+            let may_ask = |open: &&mut Follow| {
+                !open.is_shown && open.may_ask[position] && open.chunks[position] == Followed::Coming(id)
             };
-            let Some(position) = open.coming(id, &hash).filter(|&position| open.may_ask[position]) else {
-                continue;
-            };
+            let Some(open) = self.follows.open.get_mut(&follow).filter(may_ask) else { continue };
             open.chunks[position] = Followed::Awaited(hash);
-            let key = (open.fingerprint, hash);
-            self.follows.let_go(id, Reader::Follow(follow));
-            self.follows.awaited.entry(key).or_default().push(follow);
+            let waits = (open.fingerprint, hash, (follow, position));
+            self.follows.let_go(id, Reader::Follow(follow, position));
+            self.follows.awaited.insert(waits);
             self.follows.again.insert((follow, position));
             self.unclaim(&[id]);
         }
@@ -41,14 +55,14 @@ impl Store {
         follows
     }
 
-    /// Takes room for the chunks that a follow still waits for and that nobody brings or writes. Returns their namespace and
-    /// their fetches; [`Store::fetched`] must answer each. If there is no room for a chunk, the follow loses this chunk and all
-    /// later ones. `None` for a follow that has ended.
-    pub fn follow_again(&mut self, follow: u64, positions: &[usize]) -> Option<(Fingerprint, Vec<Wanted>)> {
+    /// Takes room for the chunks that a follow still waits for and that nobody brings or writes. If there is no room for a
+    /// chunk, the follow loses this chunk and all later ones. `None` for a follow that has ended.
+    pub fn follow_again(&mut self, follow: u64, positions: &[usize]) -> Option<AskedAgain> {
         let mut wanted = Vec::new();
         let open = self.follows.open.get(&follow)?;
-        let (fingerprint, number) = (open.fingerprint, self.namespaces.of(&open.fingerprint)?);
-        let chain = Chain { links: open.links?, hashes: open.names.all().to_vec(), anchor_before: None };
+        let (fingerprint, attempt, patience_ms) = (open.fingerprint, open.attempt, open.patience_ms);
+        let (writer, number) = (open.writer.clone()?, self.namespaces.of(&fingerprint)?);
+        let chain = Chain { links: open.links?, hashes: open.hashes.to_vec(), anchor_before: None };
         for &position in positions {
             let Some(open) = self.follows.open.get(&follow) else { break };
             let name = chain.chunk(position);
@@ -64,12 +78,6 @@ impl Store {
                 None => self.lose_from(follow, position),
             }
         }
-        Some((fingerprint, wanted))
-    }
-
-    /// Whether a follow is open.
-    #[must_use]
-    pub fn is_followed(&self, follow: u64) -> bool {
-        self.follows.open.contains_key(&follow)
+        Some(AskedAgain { writer, fingerprint, attempt, patience_ms, wanted })
     }
 }

@@ -1,8 +1,6 @@
 //! Ends of follows: the writing fails, nothing comes for too long, or the follower goes.
 
-use larder_protocol::{ChunkHash, Fingerprint};
-
-use super::{Follow, FollowNews, Followed, Limbo, News, Reader};
+use super::{Follow, FollowNews, Followed, Follows, News, Reader};
 use crate::Millis;
 use crate::store::Store;
 use crate::store::ids::{ChunkId, ProcessId, SessionId, Slot};
@@ -12,20 +10,16 @@ impl Store {
     /// as soon as nobody may read them and no `writer` (that may still write) is left.
     pub(in crate::store) fn writing_failed(&mut self, id: ChunkId, slots: Vec<Slot>, writer: Option<Reader>) {
         self.follows.attempts.remove(&id);
-        let hash = self.index.get(id).hash;
-        for follow in self.follows.followers(id) {
-            let position = self.follows.open.get(&follow).and_then(|open| open.coming(id, &hash));
-            if let Some(position) = position {
-                self.lose(follow, position);
-            }
+        for (follow, position) in self.follows.followers(id) {
+            self.lose(follow, position);
         }
-        let mut holders = self.follows.holders.remove(&id).unwrap_or_default();
-        if holders.is_empty() && writer.is_none() {
+        let mut holders = self.follows.take_holders(id);
+        holders.extend(writer);
+        if holders.is_empty() {
             return slots.into_iter().for_each(|slot| self.slab.free(slot));
         }
         slots.iter().for_each(|&slot| self.slab.quarantine(slot));
-        holders.extend(writer);
-        self.follows.limbo.push(Limbo { slots, holders });
+        self.follows.limbo.keep(slots, holders);
     }
 
     /// Notes that the chunk at a position of a follow will not come.
@@ -36,7 +30,7 @@ impl Store {
             Followed::Lost(_) | Followed::Here(_) => return,
             Followed::Awaited(hash) => {
                 open.chunks[position] = Followed::Lost(None);
-                self.forget_awaited(follow, fingerprint, hash);
+                self.follows.awaited.remove(&(fingerprint, hash, (follow, position)));
             }
             Followed::Coming(id) => {
                 open.chunks[position] = Followed::Lost(Some(id));
@@ -63,25 +57,17 @@ impl Store {
         (first..chunks).for_each(|position| self.lose(follow, position));
     }
 
-    pub(super) fn forget_awaited(&mut self, follow: u64, fingerprint: Fingerprint, hash: ChunkHash) {
-        let key = (fingerprint, hash);
-        let Some(waiting) = self.follows.awaited.get_mut(&key) else { return };
-        waiting.retain(|&other| other != follow);
-        if waiting.is_empty() {
-            self.follows.awaited.remove(&key);
-        }
-    }
-
     /// Gives up the missing chunks of each follow that had no news for its patience.
     pub(in crate::store) fn expire_follows(&mut self, now: Millis) {
-        let mut late = Vec::new();
-        for (&follow, open) in &mut self.follows.open {
-            if std::mem::take(&mut open.has_moved) {
-                open.deadline = now + open.patience_ms;
-            } else if open.deadline <= now {
-                late.push(follow);
-            }
+        let Follows { open, deadlines, moved, .. } = &mut self.follows;
+        for follow in std::mem::take(moved) {
+            let Some(open) = open.get_mut(&follow) else { continue };
+            deadlines.remove(&(open.deadline, follow));
+            open.deadline = now + open.patience_ms;
+            deadlines.insert((open.deadline, follow));
         }
+        let late = deadlines.extract_if(..=(now, u64::MAX), |_| true).map(|(_, follow)| follow);
+        let mut late: Vec<u64> = late.collect();
         late.sort_unstable();
         late.into_iter().for_each(|follow| self.lose_from(follow, 0));
     }
@@ -89,46 +75,52 @@ impl Store {
     /// Ends a follow, and its claims.
     pub(in crate::store) fn end_follow(&mut self, follow: u64) {
         let Some(open) = self.follows.open.remove(&follow) else { return };
-        let Follow { session, fingerprint, chunks, leased_blocks, .. } = open;
+        let Follow { session, fingerprint, chunks, deadline, leased_blocks, .. } = open;
         // An engine reads the last layer before the writer commits, and the next turn begins with these chunks.
         let is_in_place = session.is_some() && chunks.iter().all(|chunk| self.has_all_layers(chunk));
         match session {
             Some(session) => {
                 if let Ok(held) = self.session_mut(session) {
                     held.leased_blocks -= leased_blocks;
+                    held.follows.remove(&follow);
                 }
             }
             None => self.follows.peer_unfollowed(fingerprint, chunks.len() as u64),
         }
-        for &chunk in chunks.iter().rev() {
+        for (position, &chunk) in chunks.iter().enumerate().rev() {
+            let reader = Reader::Follow(follow, position);
             match chunk {
-                Followed::Awaited(hash) => self.forget_awaited(follow, fingerprint, hash),
+                Followed::Awaited(hash) => {
+                    self.follows.awaited.remove(&(fingerprint, hash, (follow, position)));
+                }
                 Followed::Coming(id) => {
                     if is_in_place {
                         self.gathers.is_in_place(id);
                     }
                     self.gathers.stop_waiting_for(id, follow);
-                    self.follows.let_go(id, Reader::Follow(follow));
+                    self.follows.let_go(id, reader);
                 }
-                Followed::Lost(Some(id)) => self.follows.let_go(id, Reader::Follow(follow)),
+                Followed::Lost(Some(id)) => {
+                    self.follows.let_go(id, reader);
+                    self.leave_limbo(reader);
+                }
                 Followed::Here(_) | Followed::Lost(None) => {}
             }
             if let Some(id) = chunk.id() {
                 self.unclaim(&[id]);
             }
         }
+        self.follows.again.extract_if((follow, 0)..=(follow, usize::MAX), |_| true).for_each(drop);
         self.follows.progressed.remove(&follow);
-        self.follows.again.retain(|&(of, _)| of != follow);
-        self.leave_limbo(Reader::Follow(follow));
+        self.follows.moved.remove(&follow);
+        self.follows.deadlines.remove(&(deadline, follow));
         self.evict_above_watermark();
     }
 
     /// Ends the follows of a session that ends. Slots that were shown to a process stay until the process is gone.
     pub(in crate::store) fn end_follows_of(&mut self, session: SessionId) {
-        let of_session = self.follows.open.iter().filter(|(_, open)| open.session == Some(session));
-        let mut of_session: Vec<u64> = of_session.map(|(&follow, _)| follow).collect();
-        of_session.sort_unstable();
-        for follow in of_session {
+        let of_session = self.sessions.get_mut(session).map(|session| std::mem::take(&mut session.follows));
+        for follow in of_session.into_iter().flatten() {
             self.leave_to_process(session, follow);
             self.end_follow(follow);
         }
@@ -136,24 +128,23 @@ impl Store {
 
     fn leave_to_process(&mut self, session: SessionId, follow: u64) {
         let Some(open) = self.follows.open.get(&follow).filter(|open| open.is_shown) else { return };
-        let ids: Box<[ChunkId]> = open.chunks.iter().filter_map(|chunk| chunk.id()).collect();
-        let Some(id) = self.sessions.get(session).map(|session| session.process) else { return };
-        let Some(process) = self.sessions.living(id) else { return };
-        process.orphaned_leases.push(ids.clone());
-        for &id in &ids {
+        let chunks =
+            open.chunks.iter().enumerate().filter_map(|(position, chunk)| Some((position, chunk.id()?)));
+        let chunks: Vec<(usize, ChunkId)> = chunks.collect();
+        let Some(process) = self.sessions.get(session).map(|session| session.process) else { return };
+        let Some(living) = self.sessions.living(process) else { return };
+        living.orphaned_leases.push(chunks.iter().map(|&(_, id)| id).collect());
+        for (position, id) in chunks {
             self.change(id, |chunk| chunk.claims += 1);
             self.orphan(id);
+            self.follows.hand_on(id, Reader::Follow(follow, position), Reader::Process(process));
         }
-        self.follows.hand_on(Reader::Follow(follow), Reader::Process(id));
     }
 
     /// Notes that a process is gone: it reads no slot any more.
     pub(in crate::store) fn process_left_follows(&mut self, process: ProcessId) {
         let holder = Reader::Process(process);
-        self.follows.holders.retain(|_, holders| {
-            holders.retain(|&other| other != holder);
-            !holders.is_empty()
-        });
+        self.follows.holders.retain(|&(_, other)| other != holder);
         self.leave_limbo(holder);
     }
 
@@ -163,16 +154,9 @@ impl Store {
     }
 
     fn leave_limbo(&mut self, holder: Reader) {
-        let (slab, limbo) = (&mut self.slab, &mut self.follows.limbo);
-        limbo.retain_mut(|limbo| {
-            limbo.holders.retain(|&other| other != holder);
-            if limbo.holders.is_empty() {
-                limbo.slots.iter().for_each(|&slot| {
-                    slab.restore(slot);
-                    slab.free(slot);
-                });
-            }
-            !limbo.holders.is_empty()
-        });
+        for slot in self.follows.limbo.leave(holder) {
+            self.slab.restore(slot);
+            self.slab.free(slot);
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use larder_protocol::checksum::{layer_ranges, layers_checksum};
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
-use super::{Follow, Followed, Follows, Names};
+use super::{Follow, Followed, Follows};
 use crate::Millis;
 use crate::store::Store;
 use crate::store::hand_out::Named;
@@ -90,17 +90,17 @@ impl Store {
             slices: Box::default(),
             attempt,
             chunks: hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
-            names: Names::new(hashes),
+            hashes: hashes.into(),
             pools: pools.into(),
             links: None,
+            writer: None,
             may_ask: vec![false; hashes.len()].into(),
             patience_ms,
             deadline: now + patience_ms,
-            has_moved: false,
             is_shown: true,
             leased_blocks: 0,
         };
-        self.follows.open.insert(follow, started);
+        self.follows.open(follow, started);
         for (position, &hash) in hashes.iter().enumerate() {
             let id = self.named(fingerprint, &hash);
             let is_here = |&id: &ChunkId| {
@@ -122,7 +122,7 @@ impl Store {
                         }
                     }
                     None => {
-                        self.follows.awaited.entry((*fingerprint, hash)).or_default().push(follow);
+                        self.follows.awaited.insert((*fingerprint, hash, (follow, position)));
                     }
                 },
             }
@@ -203,8 +203,7 @@ impl Store {
     /// Whether a chunk has the name under which the peer follows it.
     pub(super) fn may_be_told(&mut self, follow: u64, position: usize, id: ChunkId) -> bool {
         let Some(open) = self.follows.open.get(&follow) else { return false };
-        let Some((namespace, &hash)) =
-            self.namespaces.of(&open.fingerprint).zip(open.names.all().get(position))
+        let Some((namespace, &hash)) = self.namespaces.of(&open.fingerprint).zip(open.hashes.get(position))
         else {
             return false;
         };

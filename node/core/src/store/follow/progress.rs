@@ -37,7 +37,7 @@ impl Store {
             return Ok(None);
         };
         let number = self.namespaces.of(&open.fingerprint);
-        let (slices, hashes) = (open.slices.clone(), open.names.all().to_vec());
+        let (slices, hashes) = (open.slices.clone(), open.hashes.clone());
         let ids: Option<Vec<ChunkId>> =
             open.chunks[..chunks as usize].iter().map(|chunk| chunk.id()).collect();
         let (Some(number), Some(ids)) = (number, ids) else { return Ok(None) };
@@ -121,14 +121,12 @@ impl Store {
         let key = self.namespaces.get(chunk.namespace).key(chunk.hash, block);
         let named = layers_checksum(&key, &(offset..offset + bytes), checksum);
         let place = Place { extent: slot.extent, offset: self.slab.offset(slot) };
-        for follow in self.follows.followers(id) {
+        for (follow, position) in self.follows.followers(id) {
             self.moved(follow);
-            let Some(open) = self.follows.open.get(&follow).filter(|open| open.session.is_none()) else {
-                continue;
-            };
-            let Some(position) = open.coming(id, &key.hash) else { continue };
-            let news = LayersInPlace { block, place, offset, bytes, checksum: named };
-            self.tell_peer(follow, position, id, [news]);
+            if self.is_peers(follow) && self.waits_for(follow, position, id) {
+                let news = LayersInPlace { block, place, offset, bytes, checksum: named };
+                self.tell_peer(follow, position, id, [news]);
+            }
         }
     }
 
@@ -193,26 +191,26 @@ impl Store {
         for &block in blocks {
             if self.follows.layers(id, block).is_none() {
                 // The block was not handed over layer by layer: all its layers are news.
-                for &follow in &followers {
-                    self.tell_block(follow, id, block);
+                for &(follow, position) in &followers {
+                    self.tell_block(follow, position, id, block);
                 }
             }
             self.follows.forget_layers(id, block);
         }
         let chunk = self.index.get(id);
-        let (pools, number, hash) = (chunk.pools, chunk.namespace, chunk.hash);
+        let (pools, number) = (chunk.pools, chunk.namespace);
         let is_written = chunk.blocks.iter().any(|block| matches!(block, Block::Writing(_)));
         let is_settled = chunk.is_complete() && !is_written;
-        for follow in followers {
+        for (follow, position) in followers {
             self.moved(follow);
-            let position = self.follows.open.get(&follow).and_then(|open| open.coming(id, &hash));
-            let Some(position) = position else { continue };
-            if !pools.has_all(self.wanted_pools(follow, number, position)) {
+            if !self.waits_for(follow, position, id)
+                || !pools.has_all(self.wanted_pools(follow, number, position))
+            {
                 continue;
             }
             self.follow_mut(follow, |open| open.chunks[position] = Followed::Here(id));
-            self.follows.let_go(id, Reader::Follow(follow));
-            if self.follows.open.get(&follow).is_some_and(|open| open.session.is_none()) {
+            self.follows.let_go(id, Reader::Follow(follow, position));
+            if self.is_peers(follow) {
                 self.tell_whole(follow, position, id);
             }
         }
@@ -229,13 +227,11 @@ impl Store {
         let chunk = self.index.get(id);
         let (number, hash, pools) = (chunk.namespace, chunk.hash, chunk.pools);
         let fingerprint = self.namespaces.get(number).fingerprint;
-        let waiting = self.follows.awaited.get(&(fingerprint, hash)).cloned().unwrap_or_default();
-        for follow in waiting {
+        for (follow, position) in self.follows.waiting(fingerprint, hash) {
             let Some(open) = self.follows.open.get(&follow) else { continue };
-            let Some(position) = open.awaited(&hash) else { continue };
             let (attempt, is_peer) = (open.attempt, open.session.is_none());
             if pools.has_all(self.wanted_pools(follow, number, position)) {
-                self.forget_awaited(follow, fingerprint, hash);
+                self.follows.awaited.remove(&(fingerprint, hash, (follow, position)));
                 self.change(id, |chunk| chunk.claims += 1);
                 self.follow_mut(follow, |open| open.chunks[position] = Followed::Here(id));
                 self.moved(follow);
@@ -249,11 +245,19 @@ impl Store {
         }
     }
 
-    fn tell_block(&mut self, follow: u64, id: ChunkId, block: usize) {
-        let Some(open) = self.follows.open.get(&follow).filter(|open| open.session.is_none()) else { return };
-        let chunk = self.index.get(id);
-        let Some(position) = open.coming(id, &chunk.hash) else { return };
-        let news: Vec<LayersInPlace> = self.block_news(chunk, id, block).collect();
-        self.tell_peer(follow, position, id, news);
+    fn tell_block(&mut self, follow: u64, position: usize, id: ChunkId, block: usize) {
+        if self.is_peers(follow) && self.waits_for(follow, position, id) {
+            let news: Vec<LayersInPlace> = self.block_news(self.index.get(id), id, block).collect();
+            self.tell_peer(follow, position, id, news);
+        }
+    }
+
+    fn is_peers(&self, follow: u64) -> bool {
+        self.follows.open.get(&follow).is_some_and(|open| open.session.is_none())
+    }
+
+    /// Whether the chunk at a position of a follow is coming.
+    fn waits_for(&self, follow: u64, position: usize, id: ChunkId) -> bool {
+        self.follows.open.get(&follow).is_some_and(|open| open.chunks[position] == Followed::Coming(id))
     }
 }

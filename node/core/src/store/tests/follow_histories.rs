@@ -254,7 +254,7 @@ impl World {
         let ask = FollowRequest {
             namespace: self.f.namespace,
             chain: &chain,
-            from_peer,
+            writer: from_peer.then_some(&ELSEWHERE),
             attempt,
             patience_ms: 300,
         };

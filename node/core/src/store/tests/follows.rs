@@ -1,7 +1,8 @@
 //! Tests of chunks that are read layer by layer while they are being written.
 
 use larder_protocol::handoff::HandOver;
-use larder_protocol::limits::MAX_FRAME_DESCRIPTORS;
+use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_SESSION_FOLLOWS};
+use larder_protocol::session::Scarce;
 
 use super::*;
 use crate::store::ChangeKind;
@@ -97,7 +98,7 @@ impl World {
         let ask = FollowRequest {
             namespace: self.f.namespace,
             chain: &chain,
-            from_peer,
+            writer: from_peer.then_some(&ELSEWHERE),
             attempt,
             patience_ms: PATIENCE,
         };
@@ -170,6 +171,18 @@ fn a_follow_of_more_blocks_than_may_be_leased_follows_as_many_as_fit() {
     let busy = w.start(w.reader, "a", false, 0);
     assert!(matches!(busy, Err(Refused::Busy { .. })), "the session holds as much as it may: {busy:?}");
     w.f.store.release(w.reader, follow).unwrap();
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_session_has_a_bounded_number_of_follows_even_of_nothing() {
+    let mut w = World::new();
+    let follows: Vec<u64> = (0..MAX_SESSION_FOLLOWS).map(|_| w.follow("")).collect();
+    let busy = w.start(w.reader, "", false, 0);
+    assert!(matches!(busy, Err(Refused::Busy { what: Scarce::Claims, .. })), "{busy:?}");
+    assert!(w.start(w.f.session, "", false, 0).is_ok(), "another session has its own");
+    w.f.store.release(w.reader, follows[0]).unwrap();
+    w.follow("");
     w.assert_nothing_is_held();
 }
 
@@ -359,6 +372,27 @@ fn slots_that_a_vanished_reader_was_shown_wait_for_its_process() {
     w.f.store.process_gone(ProcessId(1));
     assert_eq!(w.f.store.usage().bytes.quarantined, 0);
     w.assert_nothing_is_held();
+}
+
+#[test]
+fn slots_that_a_vanished_reader_was_shown_several_times_wait_for_its_process_and_for_others() {
+    let mut w = World::new();
+    let other = join(&mut w.f, 2, &layered());
+    let written = w.reserve("a");
+    let shown = [w.reader, w.reader, other].map(|session| {
+        let follow = w.start(session, "a", false, 0).unwrap().follow;
+        w.f.store.show_followed(session, follow).unwrap();
+        follow
+    });
+    w.f.store.abort(w.f.session, written.reservation).unwrap();
+    w.f.store.close_session(w.reader);
+    w.f.store.process_gone(ProcessId(1));
+    assert_eq!(w.f.store.usage().bytes.quarantined, BLOCK);
+    w.f.store.release(other, shown[2]).unwrap();
+    assert_eq!(w.f.store.usage().bytes.quarantined, 0);
+    w.f.store.close_session(other);
+    w.f.store.close_session(w.f.session);
+    assert_nothing_is_held(&w.f.store);
 }
 
 #[test]
@@ -552,6 +586,21 @@ fn a_peer_hears_of_a_chunk_that_is_committed_from_the_window_all_at_once() {
 }
 
 #[test]
+fn a_peer_that_names_a_chunk_twice_hears_of_it_at_both_positions() {
+    let mut w = World::new();
+    let fingerprint = w.f.store.fingerprint(w.f.namespace).unwrap();
+    let hashes = [name("a"); 2];
+    let follow = w.f.store.follow_for_peer(&fingerprint, (&hashes, &[]), 0, PATIENCE, NOW).unwrap();
+    let written = w.reserve("a");
+    w.hand_over(&written, 0, LAYERS);
+    assert_eq!(tell(&mut w.f.store, follow), [(0, "layers", 0), (1, "layers", 0)]);
+    w.commit(&written);
+    assert_eq!(tell(&mut w.f.store, follow), [(0, "whole", 0), (1, "whole", 0)]);
+    w.f.store.end_grant(follow);
+    w.assert_nothing_is_held();
+}
+
+#[test]
 fn a_peer_keeps_the_slots_that_are_sent_to_it_when_the_writer_ends() {
     let mut w = World::new();
     let written = w.reserve("a");
@@ -674,7 +723,7 @@ fn a_follow_loses_the_chunks_whose_extents_do_not_fit_into_an_answer() {
     let chain = Chain::from_root(w.f.root, hashes);
     let (session, namespace) = (w.f.session, w.f.namespace);
     w.f.store.reserve(session, namespace, &chain, 0, NOW).unwrap();
-    let ask = FollowRequest { namespace, chain: &chain, from_peer: false, attempt: 0, patience_ms: PATIENCE };
+    let ask = FollowRequest { namespace, chain: &chain, writer: None, attempt: 0, patience_ms: PATIENCE };
     let follow = w.f.store.follow(w.reader, ask, NOW).unwrap().follow;
     assert_eq!(w.progress(follow), (140, 0, false));
     let shown = w.f.store.show_followed(w.reader, follow).unwrap().expect("all have slots");

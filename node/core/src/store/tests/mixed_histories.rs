@@ -280,7 +280,13 @@ impl World {
         let (session, tenant, space, chain) = self.choose();
         let from_peer = self.rng.bool();
         let namespace = self.spaces[tenant][space].namespace;
-        let ask = FollowRequest { namespace, chain: &chain, from_peer, attempt: 0, patience_ms: 500 };
+        let ask = FollowRequest {
+            namespace,
+            chain: &chain,
+            writer: from_peer.then_some(&ELSEWHERE),
+            attempt: 0,
+            patience_ms: 500,
+        };
         let Ok(started) = self.store.follow(session, ask, self.now) else { return };
         self.fetches.extend(started.wanted);
         self.follows.push((session, started.follow, self.keys(tenant, space, &chain)));

@@ -53,7 +53,13 @@ impl World {
     fn start(&mut self, word: &str, from_peer: bool) -> FollowStarted {
         let chain = self.f.chain(word);
         let (namespace, attempt, patience_ms) = (self.f.namespace, 0, PATIENCE);
-        let ask = FollowRequest { namespace, chain: &chain, from_peer, attempt, patience_ms };
+        let ask = FollowRequest {
+            namespace,
+            chain: &chain,
+            writer: from_peer.then_some(&ELSEWHERE),
+            attempt,
+            patience_ms,
+        };
         self.f.store.follow(self.reader, ask, NOW).unwrap()
     }
 
@@ -234,7 +240,7 @@ fn a_follow_of_a_state_is_refused_if_its_blocks_are_more_than_may_be_leased() {
     let mut w = World { f, reader };
     let chain = w.f.chain("abcd");
     let (namespace, attempt, patience_ms) = (w.f.namespace, 0, PATIENCE);
-    let ask = FollowRequest { namespace, chain: &chain, from_peer: true, attempt, patience_ms };
+    let ask = FollowRequest { namespace, chain: &chain, writer: Some(&ELSEWHERE), attempt, patience_ms };
     let refused = w.f.store.follow(w.reader, ask, NOW);
     assert_eq!(refused, Err(Refused::FollowTooLarge { blocks: 5, most: 4 }));
     w.assert_nothing_is_held();
@@ -245,7 +251,7 @@ fn a_follow_without_room_takes_none() {
     let mut w = World::new(4, &with_states());
     let chain = w.f.chain("abcd");
     let (namespace, attempt, patience_ms) = (w.f.namespace, 0, PATIENCE);
-    let ask = FollowRequest { namespace, chain: &chain, from_peer: true, attempt, patience_ms };
+    let ask = FollowRequest { namespace, chain: &chain, writer: Some(&ELSEWHERE), attempt, patience_ms };
     assert!(matches!(w.f.store.follow(w.reader, ask, NOW), Err(Refused::Busy { .. })));
     assert_eq!(w.f.store.usage().bytes.used, 0);
     w.assert_nothing_is_held();
