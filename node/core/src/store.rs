@@ -271,8 +271,10 @@ impl Store {
         for Lease { chunks, .. } in session.leases.into_values() {
             match self.sessions.living(session.process).filter(|_| !has_left) {
                 Some(process) => {
-                    process.orphaned_leases.push(chunks.clone());
-                    chunks.iter().for_each(|&chunk| self.orphan(chunk));
+                    let (new, known): (Vec<ChunkId>, Vec<ChunkId>) =
+                        chunks.into_iter().partition(|&chunk| process.orphaned.insert(chunk));
+                    new.into_iter().for_each(|chunk| self.orphan(chunk));
+                    self.unclaim(&known);
                 }
                 None => self.unclaim(&chunks),
             }
@@ -284,17 +286,17 @@ impl Store {
     pub fn process_gone(&mut self, process: ProcessId) {
         self.process_left_seclusion(process);
         let Some(held) = self.sessions.process_gone(process) else { return };
-        self.end_orphaned(held.orphaned_leases);
+        self.end_orphaned(held.orphaned.into_iter().collect());
         self.process_left_follows(process);
         self.evict_above_watermark();
     }
 
-    /// Ends leases whose engines read no more, or only memory that is never used again in place.
-    fn end_orphaned(&mut self, leases: Vec<Box<[ChunkId]>>) {
-        for chunks in leases {
-            chunks.iter().for_each(|&chunk| self.adopt(chunk));
-            self.unclaim(&chunks);
-        }
+    /// Frees orphaned chunks that an engine reads no more, or whose memory is never used again in place.
+    fn end_orphaned(&mut self, mut chunks: Vec<ChunkId>) {
+        // The last chunks of prompts leave first.
+        chunks.sort_by_key(|&chunk| self.index.get(chunk).index);
+        chunks.iter().for_each(|&chunk| self.adopt(chunk));
+        self.unclaim(&chunks);
     }
 
     /// Ends pins, reservations, follows and forwards whose time is over. Removes some chunks of tenants that left or hold too

@@ -83,8 +83,8 @@ pub(crate) enum ItemState {
 pub(crate) struct Process {
     sessions: u32,
     is_gone: bool,
-    /// Chunks of leases whose session ended before they were released.
-    pub(crate) orphaned_leases: Vec<Box<[ChunkId]>>,
+    /// Chunks of leases and follows whose session ended before they were released, each with one claim.
+    pub(crate) orphaned: BTreeSet<ChunkId>,
     /// Extents whose memory it was given.
     extents: HashSet<u32>,
 }
@@ -184,14 +184,10 @@ impl Sessions {
         self.open.get_mut(&id).into_iter().for_each(|session| _ = session.extents.remove(&extent));
     }
 
-    /// Takes out the orphaned leases of such chunks.
-    pub(crate) fn take_orphaned(&mut self, is_such: impl Fn(ChunkId) -> bool) -> Vec<Box<[ChunkId]>> {
-        let leases = self.processes.values_mut().flat_map(|process| {
-            process
-                .orphaned_leases
-                .extract_if(.., |chunks| chunks.first().is_some_and(|&chunk| is_such(chunk)))
-        });
-        leases.collect()
+    /// Takes out such orphaned chunks, once for each process.
+    pub(crate) fn take_orphaned(&mut self, is_such: impl Fn(ChunkId) -> bool) -> Vec<ChunkId> {
+        let processes = self.processes.values_mut();
+        processes.flat_map(|process| process.orphaned.extract_if(.., |&chunk| is_such(chunk))).collect()
     }
 
     /// Whether every process that was given this extent's memory is gone.

@@ -132,11 +132,12 @@ impl Store {
             open.chunks.iter().enumerate().filter_map(|(position, chunk)| Some((position, chunk.id()?)));
         let chunks: Vec<(usize, ChunkId)> = chunks.collect();
         let Some(process) = self.sessions.get(session).map(|session| session.process) else { return };
-        let Some(living) = self.sessions.living(process) else { return };
-        living.orphaned_leases.push(chunks.iter().map(|&(_, id)| id).collect());
         for (position, id) in chunks {
-            self.change(id, |chunk| chunk.claims += 1);
-            self.orphan(id);
+            let Some(living) = self.sessions.living(process) else { return };
+            if living.orphaned.insert(id) {
+                self.change(id, |chunk| chunk.claims += 1);
+                self.orphan(id);
+            }
             self.follows.hand_on(id, Reader::Follow(follow, position), Reader::Process(process));
         }
     }

@@ -165,6 +165,25 @@ fn what_a_vanished_session_had_leased_is_quarantined_until_its_process_is_gone()
 }
 
 #[test]
+fn sessions_that_a_process_opens_again_and_again_leave_each_chunk_to_it_once() {
+    let mut f = Fixture::new(limits(4, 4));
+    f.put("ab");
+    let chain = f.chain("ab");
+    for _ in 0..1_000 {
+        let reader = f.join(0, 7);
+        f.store.lease(reader, f.namespace, &chain).unwrap();
+        f.store.close_session(reader);
+    }
+    let held = |f: &Fixture| {
+        let chunks = f.store.index.iter_from(0).map(|(_, _, chunk)| (chunk.claims, chunk.orphaned_leases));
+        (chunks.collect::<Vec<_>>(), f.store.usage().bytes.quarantined)
+    };
+    assert_eq!(held(&f), (vec![(1, 1); 2], 2 * BLOCK));
+    f.store.process_gone(ProcessId(7));
+    assert_eq!(held(&f), (vec![(0, 0); 2], 0));
+}
+
+#[test]
 fn a_trusted_writer_that_vanishes_leaves_its_slots_quarantined() {
     let mut f = Fixture::new(StoreLimits { trust_engines: true, ..limits(4, 4) });
     let writer = f.join(0, 7);
