@@ -56,6 +56,9 @@ pub const MAX_EXTRA_KEYS_BYTES: usize = 16 << 10;
 /// Namespaces that one session registers.
 pub const MAX_SESSION_NAMESPACES: usize = 16;
 
+/// Prefetches of one session that were not collected yet, with its leases under way.
+pub const MAX_SESSION_GATHERS: usize = 1_024;
+
 /// Follows that one session has open.
 pub const MAX_SESSION_FOLLOWS: usize = 1_024;
 

@@ -21,7 +21,7 @@ use crate::event::RequestId;
 use crate::loading::{ChunkSource, Meter, Prefill, worth_loading};
 use crate::lookups::LookupKind;
 use crate::store::ids::SessionId;
-use crate::store::{Gathered, Refused, Source};
+use crate::store::{Cut, Gathered, Refused, Source};
 
 impl Core {
     /// Begins to bring the found chunks of a prompt.
@@ -89,12 +89,17 @@ impl Core {
         let elsewhere = &elsewhere[..wanted.min(elsewhere.len())];
         let Gathered { gather: ticket, is_ready, wanted, cut } =
             self.store.gather(session, namespace, &chain, elsewhere)?;
+        let tokens = self.store.progress(session, ticket)?.tokens_expected;
+        let may_grow = cut == Some(Cut::Crowded) && self.store.may_find_room(ticket);
+        if tokens == 0 && is_ready && !may_grow {
+            self.store.cancel_gather(session, ticket);
+            return Ok(Started { ticket: 0, tokens: 0, tokens_to_recompute });
+        }
         let cause = gather_cause(cause, &wanted);
         let rest = cut.map(|_| Rest::new(namespace, &chain, located));
         let waiting =
             Waiting { session, request: None, cause: cause.clone(), until: Duration::MAX, lookup, rest };
         self.bring.waiting.insert(ticket, waiting);
-        let tokens = self.store.progress(session, ticket)?.tokens_expected;
         let until = self.now + self.bring.load_deadline();
         if is_ready {
             self.gathers_are_ready(&[ticket]);

@@ -8,7 +8,7 @@ mod taken;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
+use larder_protocol::limits::{MAX_MESSAGE_BLOCKS, MAX_SESSION_GATHERS};
 use larder_protocol::session::{Progress, Scarce};
 use larder_protocol::{Chain, ChunkHash, PoolRules, PoolSet};
 
@@ -189,10 +189,11 @@ impl Store {
         let slices: Box<[u16]> = slices.into();
         let rules = self.namespaces.get(number).rules;
         let found = self.walk(number, chain)?;
-        let held = self.session(session)?.leased_blocks;
-        let room = usize::try_from(self.limits.max_leased_blocks.saturating_sub(held)).unwrap_or(usize::MAX);
+        let held = self.session(session)?;
+        let room = self.limits.max_leased_blocks.saturating_sub(held.leased_blocks);
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
         let most = most_chunks(&rules, slices.len(), MAX_MESSAGE_BLOCKS.min(room), chain.len());
-        if most == 0 && !chain.is_empty() {
+        if (most == 0 && !chain.is_empty()) || held.gathers.len() >= MAX_SESSION_GATHERS {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
         }
         let most = most.min(self.restorable_with(number, &found, elsewhere));
@@ -207,7 +208,9 @@ impl Store {
         };
         let (wanted, cut) = self.continue_gather(gather, &mut open, chain, &found[..most], elsewhere);
         let blocks = open.slices.len() * rules.blocks(open.chunks.len());
-        self.session_mut(session)?.leased_blocks += blocks as u64;
+        let held = self.session_mut(session)?;
+        held.leased_blocks += blocks as u64;
+        held.gathers.insert(gather);
         let is_ready = open.waiting == 0;
         self.gathers.open.insert(gather, open);
         Ok(Gathered { gather, is_ready, wanted, cut })
@@ -429,6 +432,7 @@ impl Store {
         let blocks = slices.len() * rules.blocks(chunks.len());
         if let Ok(held) = self.session_mut(session) {
             held.leased_blocks -= blocks as u64;
+            held.gathers.remove(&gather);
         } else {
             self.stop_waiting(gather, &chunks);
             self.unclaim(&chunks);
@@ -466,6 +470,7 @@ impl Store {
         let blocks = (slices.len() * self.namespaces.get(namespace).rules.blocks(chunks.len())) as u64;
         if let Ok(held) = self.session_mut(session) {
             held.leased_blocks -= blocks;
+            held.gathers.remove(&gather);
         }
         self.stop_waiting(gather, &chunks);
         self.unclaim(&chunks);
@@ -498,10 +503,8 @@ impl Store {
 
     /// Cancels the gathers of a session that ends.
     pub(super) fn cancel_gathers_of(&mut self, session: SessionId) {
-        let open = self.gathers.open.iter().filter(|(_, gather)| gather.session == session);
-        let mut open: Vec<u64> = open.map(|(&gather, _)| gather).collect();
-        open.sort_unstable();
-        open.into_iter().for_each(|gather| self.cancel_gather(session, gather));
+        let open = self.sessions.get_mut(session).map(|session| std::mem::take(&mut session.gathers));
+        open.into_iter().flatten().for_each(|gather| self.cancel_gather(session, gather));
     }
 
     /// Ends a gather's wait for those of its chunks that are on their way.

@@ -27,6 +27,7 @@ pub(crate) struct Session {
     pub(crate) leases: BTreeMap<u64, Lease>,
     pub(crate) leased_blocks: u64,
     pub(crate) follows: BTreeSet<u64>,
+    pub(crate) gathers: BTreeSet<u64>,
     pub(crate) reservations: BTreeMap<u64, Reservation>,
     pub(crate) reserved_bytes: u64,
     /// Extents whose memory the session was given.
@@ -120,6 +121,7 @@ impl Sessions {
             leases: BTreeMap::new(),
             leased_blocks: 0,
             follows: BTreeSet::new(),
+            gathers: BTreeSet::new(),
             reservations: BTreeMap::new(),
             reserved_bytes: 0,
             extents: HashSet::new(),

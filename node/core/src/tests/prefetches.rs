@@ -259,3 +259,21 @@ fn a_prefetch_that_found_no_room_yet_is_not_done_and_whoever_collects_it_waits()
     }
     assert_eq!((w.leased(first).chunks, w.leased(request).chunks), (7, 2));
 }
+
+#[test]
+fn a_prefetch_that_finds_room_for_nothing_leaves_no_ticket() {
+    let mut w = World::with(
+        StoreLimits { extents: 1, object: None, ..limits() },
+        Sources { disk: Some(DEADLINE), ..PEERS },
+    );
+    w.on_disk("x");
+    w.put("abcd");
+    let request = w.lease("abcd");
+    assert_eq!(w.leased(request).chunks, 4, "all memory is leased");
+    for _ in 0..10 {
+        w.asks(w.session, Request::Prefetch(w.ask("x")));
+        let Effect::Prefetching { started: Ok(started), .. } = w.next() else { panic!("it has begun") };
+        assert_eq!((started.ticket, started.tokens), (0, 0));
+    }
+    w.core.bring.assert_is_at_rest();
+}
