@@ -3,7 +3,6 @@
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -83,11 +82,7 @@ impl<T: Send + 'static> Call<T> {
                 Step::Done(result) => return result,
                 Step::Ask(round_trip) => link.ask_on_this_thread(round_trip, origin.clone())?,
                 Step::TakeRoom(RoomFor { window, sizes, mut value, give }) => {
-                    link.deliver_late_answers();
-                    let Poll::Ready(ranges) = window.take_within(&sizes, link.timeout) else {
-                        return Err(SessionError::Timeout);
-                    };
-                    give(&mut value, ranges.ok_or_else(|| link.closed())?);
+                    give(&mut value, link.take_room_on_this_thread(&window, &sizes)?);
                     value
                 }
             };

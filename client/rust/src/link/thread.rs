@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use larder_ipc::socket::FrameReader;
@@ -17,6 +18,7 @@ use super::round_trip::RoundTrip;
 use crate::error::SessionError;
 use crate::lock;
 use crate::origin::Origin;
+use crate::window::{Window, WindowRange};
 
 impl Link {
     /// Sends a request and receives until its answer is here. Other threads wait until then.
@@ -46,13 +48,24 @@ impl Link {
         })
     }
 
-    /// Delivers answers to requests that timed out, as they may free room in the write window.
-    pub(crate) fn deliver_late_answers(self: &Arc<Self>) {
-        self.receiving(|reader| {
-            if reader.receive_now(self.socket.as_fd()).is_ok_and(|bytes| bytes > 0) {
-                self.deliver_all(reader);
+    /// Waits for room in the write window. Receives meanwhile, unless others do: the late answer to a request that timed out may
+    /// free the room.
+    pub(crate) fn take_room_on_this_thread(
+        self: &Arc<Self>,
+        window: &Arc<Window>,
+        sizes: &[u64],
+    ) -> Result<Vec<WindowRange>, SessionError> {
+        let deadline = now() + self.timeout;
+        loop {
+            self.receive_what_is_here();
+            let left = deadline.saturating_duration_since(now());
+            if let Poll::Ready(ranges) = window.take_within(sizes, left.min(LOOK_AGAIN)) {
+                return ranges.ok_or_else(|| self.closed());
             }
-        });
+            if left.is_zero() {
+                return Err(SessionError::Timeout);
+            }
+        }
     }
 
     /// Delivers the answers that have come, and notices the session's end, unless a task or another thread receives.
@@ -142,6 +155,9 @@ fn would_block(error: &io::Error) -> bool {
 
 /// How much longer than its timeout a thread may wait.
 const MOST_LATE: Duration = Duration::from_millis(1);
+
+/// The pause between two looks at the socket while a thread waits for room.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// How long a thread looks for its answer before it sleeps. An answer takes 10 us if the node is awake, waking a thread on
 /// another core 15 us and more. After that time the node is busy, and others use the core better.

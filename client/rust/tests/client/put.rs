@@ -1,9 +1,10 @@
 //! Writing what a node lacks.
 
 use std::os::fd::AsFd;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use larder_client::{Counters, Session, SessionError, StagedChunk};
+use larder_client::{Counters, Session, SessionError, SessionOptions, StagedChunk};
 use larder_ipc::Mapping;
 use larder_protocol::session::{Busy, Commit, Extent, Request, Reserved, Response, Scarce};
 use tokio::time::timeout;
@@ -142,6 +143,32 @@ async fn two_callers_that_each_need_most_of_the_window_do_not_wait_for_each_othe
         Err(SessionError::WindowTooSmall { chunk_bytes, window_bytes: 2_000 }) if chunk_bytes == 3 * ROOM_BYTES
     ));
     drop((session, reservation, staged));
+    node.join().unwrap();
+}
+
+#[test]
+fn a_thread_that_waits_for_room_takes_the_late_answer_that_frees_it() {
+    let (has_timed_out, client) = mpsc::channel::<()>();
+    let (socket, node) = node(move |mut node| {
+        node.open(2_000).unwrap();
+        node.answer_next(&reserved(21, [1, 2, 4]), Vec::new());
+        let (number, commit) = node.next().unwrap();
+        assert!(matches!(commit, Request::Commit(_)));
+        client.recv().unwrap();
+        // By then the thread waits for room.
+        assert_eq!(client.recv_timeout(Duration::from_millis(100)), Err(RecvTimeoutError::Timeout));
+        node.answer(number, &Response::Committed(2), Vec::new());
+        while node.next().is_some() {}
+    });
+    let options = SessionOptions { timeout: Duration::from_secs(1), ..options() };
+    let session = Session::open(socket, options).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let reservation = session.reserve(&namespace, &chain(5), 0).wait().unwrap();
+    let staged = session.stage_chunks(&reservation, &[1, 2]).wait().unwrap();
+    assert!(matches!(session.commit(&reservation, staged).wait(), Err(SessionError::Timeout)));
+    has_timed_out.send(()).unwrap();
+    assert_eq!(session.stage(&reservation, 4).wait().unwrap().position(), 4);
+    drop((session, reservation));
     node.join().unwrap();
 }
 
