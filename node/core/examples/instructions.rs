@@ -5,9 +5,11 @@
 use std::hint::black_box;
 
 use larder_core::Millis;
+use larder_core::store::ids::{ProcessId, TenantId};
 use larder_core::store::policy::PolicyName;
 use larder_core::store::{FollowRequest, LookupOptions};
 use larder_protocol::lease::Leased;
+use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::peer::{Chunks, Class, Fetch, Message as _, PeerRequest};
 use larder_protocol::session::{
     Lease, Request, Response, decode_request, decode_response, encode_request, encode_response,
@@ -98,26 +100,34 @@ fn put(mut filled: Filled) {
     });
 }
 
-/// A session follows one chunk a thousand times. A part of the follows ends by patience, a part by the commit; those of another
-/// chunk end with the session. The cost of each end must not grow with the number of the others.
+/// Many sessions follow one chunk again and again. A part of the follows ends by patience, a part by the commit; those of another
+/// chunk end with their sessions. The cost of each end must not grow with the number of the others.
 fn end_follows() {
-    let mut stores = (0..TIMES).map(|_| Filled::new(0, u64::MAX)).collect::<Vec<_>>().into_iter();
+    let mut filled = Filled::new(0, u64::MAX);
+    let mut prompts = filled.new_prompts();
+    let (prompt, other) = (prompts(), prompts());
+    let spec = NamespaceSpec::of_blocks("bench", 16, 4_096);
+    let sessions = (0..SESSIONS).map(|process| {
+        let session = filled.store.open_session(TenantId(0), ProcessId(process), 0);
+        filled.store.register(session, "default", &spec, &[0], &[4_096]).expect("it is there");
+        session
+    });
+    let mut sessions = sessions.collect::<Vec<_>>();
     counted(&mut || {
-        let Some(mut filled) = stores.next() else { return };
-        let mut prompts = filled.new_prompts();
-        let (prompt, other) = (prompts(), prompts());
+        if sessions.is_empty() {
+            return;
+        }
         for (chain, patience_ms) in [(&prompt, 100), (&prompt, 1_000), (&other, 1_000)] {
             let chain = &chain.part(0, 1);
             let namespace = filled.namespace;
             let ask = FollowRequest { namespace, chain, writer: None, attempt: 0, patience_ms };
-            for _ in 0..FOLLOWS / 3 {
-                filled.store.follow(filled.session, ask, Millis(0)).expect("a session may follow so much");
+            for &session in sessions.iter().flat_map(|session| [session; 300]) {
+                filled.store.follow(session, ask, Millis(0)).expect("a session may follow so much");
             }
         }
         filled.store.tick(Millis(100));
         filled.put(&prompt);
-        filled.store.close_session(filled.session);
-        drop(black_box(filled));
+        sessions.drain(..).for_each(|session| filled.store.close_session(session));
     });
 }
 
@@ -201,5 +211,5 @@ const TIMES: u64 = 10;
 /// Leases among which the policy learns often enough.
 const LEARNING: u64 = 1_000;
 
-/// Follows of each session.
-const FOLLOWS: u64 = 1_000;
+/// Sessions that follow.
+const SESSIONS: u32 = 32;
