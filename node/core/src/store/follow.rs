@@ -20,6 +20,7 @@
 //! writer that was given up can neither hand over nor commit. A reader names the first attempt from which it wants layers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::RangeBounds;
 
 use larder_protocol::chain::Links;
 use larder_protocol::handoff::Writer;
@@ -221,12 +222,12 @@ impl Follows {
     /// Forgets the processes that may read a chunk: from now on the chunk's claims keep its slots.
     fn let_go_processes(&mut self, id: ChunkId) {
         let processes = [0, u32::MAX].map(|number| (id, Reader::Process(ProcessId(number))));
-        self.holders.extract_if(processes[0]..=processes[1], |_| true).for_each(drop);
+        take_range(&mut self.holders, processes[0]..=processes[1]);
     }
 
     fn take_holders(&mut self, id: ChunkId) -> BTreeSet<Reader> {
         let ends = [Reader::Follow(0, 0), Reader::Drive(u64::MAX)].map(|holder| (id, holder));
-        self.holders.extract_if(ends[0]..=ends[1], |_| true).map(|(_, holder)| holder).collect()
+        take_range(&mut self.holders, ends[0]..=ends[1]).into_iter().map(|(_, holder)| holder).collect()
     }
 
     /// Replaces the reader `from` of a chunk by `to`, wherever slots wait for `from`.
@@ -510,6 +511,13 @@ impl Followed {
             Self::Coming(id) | Self::Here(id) | Self::Lost(Some(id)) => Some(id),
         }
     }
+}
+
+/// Takes a range out of a set.
+fn take_range<T: Ord + Copy>(set: &mut BTreeSet<T>, range: impl RangeBounds<T>) -> Vec<T> {
+    let taken: Vec<T> = set.range(range).copied().collect();
+    taken.iter().for_each(|item| _ = set.remove(item));
+    taken
 }
 
 /// Above every follow with a position.

@@ -188,8 +188,13 @@ impl Sessions {
 
     /// Takes out such orphaned chunks, once for each process.
     pub(crate) fn take_orphaned(&mut self, is_such: impl Fn(ChunkId) -> bool) -> Vec<ChunkId> {
-        let processes = self.processes.values_mut();
-        processes.flat_map(|process| process.orphaned.extract_if(.., |&chunk| is_such(chunk))).collect()
+        let mut taken = Vec::new();
+        for process in self.processes.values_mut() {
+            let first = taken.len();
+            taken.extend(process.orphaned.iter().copied().filter(|&chunk| is_such(chunk)));
+            taken[first..].iter().for_each(|chunk| _ = process.orphaned.remove(chunk));
+        }
+        taken
     }
 
     /// Whether every process that was given this extent's memory is gone.

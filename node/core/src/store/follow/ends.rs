@@ -1,6 +1,6 @@
 //! Ends of follows: the writing fails, nothing comes for too long, or the follower goes.
 
-use super::{Follow, FollowNews, Followed, Follows, News, Reader};
+use super::{Follow, FollowNews, Followed, Follows, News, Reader, take_range};
 use crate::Millis;
 use crate::store::Store;
 use crate::store::ids::{ChunkId, ProcessId, SessionId, Slot};
@@ -66,7 +66,7 @@ impl Store {
             open.deadline = now + open.patience_ms;
             deadlines.insert((open.deadline, follow));
         }
-        let late = deadlines.extract_if(..=(now, u64::MAX), |_| true).map(|(_, follow)| follow);
+        let late = take_range(deadlines, ..=(now, u64::MAX)).into_iter().map(|(_, follow)| follow);
         let mut late: Vec<u64> = late.collect();
         late.sort_unstable();
         late.into_iter().for_each(|follow| self.lose_from(follow, 0));
@@ -110,7 +110,7 @@ impl Store {
                 self.unclaim(&[id]);
             }
         }
-        self.follows.again.extract_if((follow, 0)..=(follow, usize::MAX), |_| true).for_each(drop);
+        take_range(&mut self.follows.again, (follow, 0)..=(follow, usize::MAX));
         self.follows.progressed.remove(&follow);
         self.follows.moved.remove(&follow);
         self.follows.deadlines.remove(&(deadline, follow));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Reader;
+use super::{Reader, take_range};
 use crate::store::ids::Slot;
 
 /// Slots that wait for their readers.
@@ -54,6 +54,6 @@ impl Limbo {
 
     fn take(&mut self, reader: Reader) -> Vec<u64> {
         let all = (reader, 0)..=(reader, u64::MAX);
-        self.readers.extract_if(all, |_| true).map(|(_, number)| number).collect()
+        take_range(&mut self.readers, all).into_iter().map(|(_, number)| number).collect()
     }
 }
