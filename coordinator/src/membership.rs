@@ -649,8 +649,8 @@ impl Membership {
         Ok(number)
     }
 
-    /// The lowest number that no known node has. An elected coordinator does not know the nodes that left before its first table, so
-    /// the highest number may be in use while most others are free.
+    /// The lowest number that no known node has. An elected coordinator does not know the nodes that left before its first table,
+    /// so the highest number may be in use while most others are free.
     fn unused(&self) -> Option<NodeNumber> {
         let used: BTreeSet<NodeNumber> = self.numbers.values().map(|given| given.number).collect();
         (1..NodeNumber::THIS_NODE.0).map(NodeNumber).find(|number| !used.contains(number))

@@ -124,8 +124,8 @@ impl Table {
         Some(&self.members[at])
     }
 
-    /// Whether a coordinator can have made the table: members ascending, with numbers, names and incarnations that members have, every
-    /// home a member, all partitions or none.
+    /// Whether a coordinator can have made the table: members ascending, with numbers, names and incarnations that members have,
+    /// every home a member, all partitions or none.
     #[must_use]
     pub fn is_consistent(&self) -> bool {
         let ascending = self.members.windows(2).all(|pair| pair[0].number < pair[1].number);
