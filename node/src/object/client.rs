@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use larder_core::tiers::presence::{Fact, LIFETIMES, PresenceCache};
 use larder_protocol::{ChunkRef, PoolSet};
 use object_store::path::Path;
 use object_store::{Error, GetResultPayload, ObjectStore, ObjectStoreExt};
+use rustix::io::Errno;
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
@@ -63,9 +65,11 @@ pub(super) struct Client {
     patience: Duration,
     sides: [SideState; 2],
     said: Arc<StoreNews>,
-    /// The objects that could not be read since the last read, at most [`MOST_UNREAD`]. A trial of the reading side reads the last
-    /// of them again.
-    unread: RefCell<VecDeque<ObjectKey>>,
+    /// The objects that could not be read when they were last asked for, at most [`MOST_UNREAD`]. A trial of the reading side reads
+    /// the last of them again.
+    unread: RefCell<VecDeque<Unread>>,
+    /// Objects that were read.
+    reads: Cell<u64>,
     /// Whether the store can refuse to overwrite existing objects.
     can_create: Cell<bool>,
     /// Locks for one write or deletion of a block at a time.
@@ -85,6 +89,15 @@ pub(super) enum Failed {
     Exists,
     /// The store failed.
     Trouble(Trouble),
+}
+
+/// An object that could not be read.
+struct Unread {
+    key: ObjectKey,
+    /// Objects that had been read before.
+    reads: u64,
+    /// Whether the store answered, and had no other reason than the object.
+    is_refused: bool,
 }
 
 /// A requested object.
@@ -123,6 +136,7 @@ impl Client {
             sides: Default::default(),
             said,
             unread: RefCell::default(),
+            reads: Cell::new(0),
             can_create: Cell::new(true),
             writing: RefCell::default(),
             wrong: RefCell::default(),
@@ -291,7 +305,8 @@ impl Client {
                     self.metrics.damaged.inc();
                     tracing::error!(chunk = %key.chunk.hash, ?damage, "wrong bytes in the object store");
                     self.learn(key, Fact::Damaged);
-                    if self.may_replace() {
+                    // A file that this machine cannot read may be right on others.
+                    if damage != Damage::Unreadable && self.may_replace() {
                         self.wrong.borrow_mut().push(key);
                     }
                     return ReadAnswer::Damaged;
@@ -332,14 +347,26 @@ impl Client {
                 }
             }
         });
-        let got = got.await;
-        match &got {
-            Err(Failed::Trouble(_)) => self.note_unread(*key),
-            _ => self.unread.borrow_mut().clear(),
+        let taken = match got.await {
+            Ok(Got::Whole(arriving)) => Ok(Ok(arriving)),
+            Ok(Got::File(arriving, file)) => {
+                let taken = read_file(arriving, file, deadline).await;
+                taken.inspect_err(|trouble| _ = self.failed(Side::Reading, trouble)).map_err(Failed::Trouble)
+            }
+            Err(failed) => Err(failed),
+        };
+        match &taken {
+            Err(Failed::Trouble(trouble)) => self.note_unread(*key, trouble),
+            Err(_) | Ok(Err(_)) => _ = self.forget_unread(key),
+            Ok(Ok(_)) => {
+                self.forget_unread(key);
+                self.reads.update(|reads| reads + 1);
+                self.succeeded(Side::Reading);
+            }
         }
-        let arriving = match got? {
-            Got::Whole(arriving) => arriving,
-            Got::File(arriving, file) => read_file(arriving, file, deadline).await?,
+        let arriving = match taken? {
+            Ok(arriving) => arriving,
+            Err(damage) => return Ok(Err(damage)),
         };
         self.metrics.read_bytes.inc_by(arriving.bytes);
         // An object of this name must have this block and nothing else.
@@ -375,8 +402,8 @@ impl Client {
         removed.unwrap_or(false)
     }
 
-    /// Whether one more wrong object may be deleted or overwritten. If many objects seem wrong, this node's memory may be what is wrong, and other
-    /// nodes can read the objects.
+    /// Whether one more wrong object may be deleted or overwritten. If many objects seem wrong, this node's memory may be what is
+    /// wrong, and other nodes can read the objects.
     fn may_replace(&self) -> bool {
         let minute = self.now().as_secs() / 60;
         let (of, found) = self.found_wrong.get();
@@ -385,13 +412,26 @@ impl Client {
         found <= MOST_REPLACED_A_MINUTE
     }
 
-    fn note_unread(&self, key: ObjectKey) {
+    /// Notes that an object could not be read. If the store refuses the object once more, and hands out others meanwhile, the
+    /// object counts as damaged: the next write replaces it.
+    fn note_unread(&self, key: ObjectKey, trouble: &Trouble) {
+        let (before, reads) = (self.forget_unread(&key), self.reads.get());
+        let is_refused = !trouble.is_silence() && !trouble.is_overload();
+        if is_refused && before.is_some_and(|before| before.is_refused && before.reads < reads) {
+            tracing::warn!(%trouble, chunk = %key.chunk.hash, "the object store refuses an object: it is missed until written again");
+            return self.learn(key, Fact::Damaged);
+        }
         let mut unread = self.unread.borrow_mut();
-        unread.retain(|other| *other != key);
         if unread.len() == MOST_UNREAD {
             unread.pop_front();
         }
-        unread.push_back(key);
+        unread.push_back(Unread { key, reads, is_refused });
+    }
+
+    fn forget_unread(&self, key: &ObjectKey) -> Option<Unread> {
+        let mut unread = self.unread.borrow_mut();
+        let at = unread.iter().position(|unread| unread.key == *key)?;
+        unread.remove(at)
     }
 
     async fn place(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
@@ -461,12 +501,17 @@ async fn read_file(
     mut arriving: Arriving,
     file: std::fs::File,
     deadline: Instant,
-) -> Result<Arriving, Failed> {
+) -> Result<Result<Arriving, Damage>, Trouble> {
     let read =
         larder_net::blocking::try_blocking(move || arriving.feed_file(file, deadline).map(|()| arriving));
-    let trouble = |detail: String| Failed::Trouble(Trouble::new(TroubleKind::Other, GET, detail));
-    let read = read.await.map_err(|error| trouble(error.to_string()))?;
-    read.map_err(|error| trouble(error.to_string()))
+    match read.await.map_err(io::Error::other).flatten() {
+        Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => Ok(Err(Damage::Unreadable)),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            Err(Trouble::new(TroubleKind::TimedOut, GET, "the deadline passed"))
+        }
+        Err(error) => Err(Trouble::new(TroubleKind::Other, GET, error.to_string())),
+        Ok(arriving) => Ok(Ok(arriving)),
+    }
 }
 
 /// The unit in which bytes under way are counted.

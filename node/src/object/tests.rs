@@ -10,8 +10,8 @@ use larder_net::metrics::Part as _;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use prometheus::Registry;
 use tokio::sync::RwLock;
@@ -51,6 +51,8 @@ pub(super) struct Faults {
     pub(super) refuses_reads: bool,
     /// Objects that it has, and refuses to read, as an archive does. A write replaces them.
     pub(super) archived: Vec<Path>,
+    /// Objects that it hands out as files that cannot be read. A write replaces them.
+    pub(super) unreadable: Vec<Path>,
     /// Says which objects it has, but hands out none.
     pub(super) hangs_in_reads: bool,
     /// Refuses to take or delete objects.
@@ -200,6 +202,7 @@ impl ObjectStore for Faulty {
         }
         let put = self.inner.put_opts(at, payload, options).await?;
         self.faults().archived.retain(|archived| archived != at);
+        self.faults().unreadable.retain(|unreadable| unreadable != at);
         if self.faults().loses_answers {
             return std::future::pending().await;
         }
@@ -221,7 +224,14 @@ impl ObjectStore for Faulty {
         }
         self.under_way(|faults| faults.refuses_reads || (!options.head && faults.archived.contains(at)))
             .await?;
-        self.inner.get_opts(at, options).await
+        let is_unreadable = !options.head && self.faults().unreadable.contains(at);
+        let mut got = self.inner.get_opts(at, options).await?;
+        if is_unreadable {
+            // Address 0 of a process cannot be read.
+            let file = "/proc/self/mem";
+            got.payload = GetResultPayload::File(std::fs::File::open(file).unwrap(), file.into());
+        }
+        Ok(got)
     }
 
     fn delete_stream(&self, names: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {

@@ -90,10 +90,13 @@ impl Client {
     /// be read (an archive keeps them, or their key is gone): they count as damaged, so nobody asks for them, and the next writes
     /// replace them.
     async fn read_again(&self, deadline: Instant) -> Result<(), Failed> {
-        let last = self.unread.borrow().back().copied();
+        let reads = self.reads.get();
+        let last = self.unread.borrow().back().filter(|last| last.reads == reads).map(|last| last.key);
         let at = last.map_or_else(|| probe_name(&self.prefix), |key| name(&self.prefix, &key));
         let Err(Failed::Trouble(trouble)) = self.begin_to_read(&at, deadline).await else {
-            self.unread.borrow_mut().clear();
+            if let Some(key) = last {
+                self.forget_unread(&key);
+            }
             return Ok(());
         };
         if last.is_none() || trouble.is_silence() {
@@ -103,15 +106,17 @@ impl Client {
             return Err(Failed::Trouble(trouble));
         }
         let unread = std::mem::take(&mut *self.unread.borrow_mut());
+        let unread: Vec<_> = unread.into_iter().filter(|unread| unread.reads == reads).collect();
         let objects = unread.len();
         tracing::warn!(%trouble, objects, "the object store answers, but refuses some objects: they are missed until written again");
-        unread.into_iter().for_each(|key| self.learn(key, Fact::Damaged));
+        unread.into_iter().for_each(|unread| self.learn(unread.key, Fact::Damaged));
         Ok(())
     }
 
     async fn begin_to_read(&self, at: &Path, deadline: Instant) -> Result<(), Failed> {
         let begins = async { self.store.get(at).await?.into_stream().try_next().await.map(|_| ()) };
-        self.ask(Line::Blocks(0), (Kind::Get, GET), deadline, begins).await
+        let begun = self.ask(Line::Blocks(0), (Kind::Get, GET), deadline, begins).await;
+        begun.inspect(|()| self.succeeded(Side::Reading))
     }
 
     /// Writes a small object as blocks are written: a store may take objects, and fail only to create them.
@@ -223,6 +228,8 @@ impl Client {
             _ if kind == Kind::Delete => {}
             // Finding is less than reading: a store may know its objects, and hand none out.
             Ok(_) | Err(Failed::Absent) if kind == Kind::Head => {}
+            // The bytes of a file are still to be read. The caller knows when it has them.
+            Ok(_) if kind == Kind::Get => self.heard(side),
             // The store answers, which does not prove that it can write.
             Err(Failed::Exists) => self.heard(side),
             Err(Failed::Trouble(trouble)) if trouble.kind == TroubleKind::Unsupported => self.heard(side),

@@ -172,6 +172,43 @@ async fn objects_that_the_store_alone_refuses_are_missed_until_written_again_and
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_single_object_that_the_store_refuses_among_others_is_missed_and_replaced() {
+    let mut rig = Rig::new();
+    for number in [0, 1, 9] {
+        rig.write(number).await;
+    }
+    rig.store.faults().archived = [0, 1].map(|number| object_name(single(number))).into();
+    assert_eq!((rig.read(0).await, rig.read(0).await), (ReadAnswer::Closed, ReadAnswer::Closed));
+    for _ in 0..4 {
+        assert!(matches!(rig.read(9).await, ReadAnswer::Here { .. }));
+        rig.read(0).await;
+    }
+    assert_eq!(rig.read(1).await, ReadAnswer::Closed);
+    for (number, is_there) in [(0, false), (1, true)] {
+        let chunks = [single(number).chunk_ref()];
+        let found = rig.client.find(single(number).key().fingerprint, &chunks, &BLOCKS, deadline()).await;
+        assert_eq!(found, [Some(is_there)], "one refusal may have passed");
+    }
+    assert_eq!(rig.metrics.closings(Side::Reading), 0);
+    assert_eq!(rig.write(0).await, WriteAnswer::Durable);
+    assert!(matches!(rig.read(0).await, ReadAnswer::Here { .. }));
+}
+
+#[tokio::test]
+async fn a_file_that_opens_and_cannot_be_read_is_a_counted_miss_and_replaced() {
+    let mut rig = Rig::new();
+    rig.write(1).await;
+    rig.store.faults().unreadable = vec![object_name(single(1))];
+    assert_eq!((rig.read(1).await, rig.metrics.damaged.get()), (ReadAnswer::Damaged, 1));
+    assert!(rig.store.has(single(1)).await, "other machines may be able to read it");
+    let chunks = [single(1).chunk_ref()];
+    let found = rig.client.find(single(1).key().fingerprint, &chunks, &BLOCKS, deadline()).await;
+    assert_eq!(found, [Some(false)]);
+    assert_eq!(rig.write(1).await, WriteAnswer::Durable);
+    assert!(matches!(rig.read(1).await, ReadAnswer::Here { .. }));
+}
+
+#[tokio::test(start_paused = true)]
 async fn objects_that_the_store_hands_out_again_are_read_after_a_while() {
     let mut rig = Rig::new();
     let refused = 0..u64::from(MOST_FAILURES);
