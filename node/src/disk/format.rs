@@ -71,7 +71,8 @@
 //! | 24..32 | checksum of the block, as [`larder_protocol::checksum`] has it |
 //! | 32.. | `u64` checksums of the layer ranges |
 //!
-//! Where a purged record began, there is one page instead:
+//! Where a purged record began, there is one page instead. A purge also makes it the last page of each free segment, and writes
+//! zeros over the segment's header; while a segment takes records, its last page is zeros.
 //!
 //! | bytes of the page | what |
 //! | --- | --- |

@@ -134,6 +134,8 @@ pub struct Log {
 struct Segment {
     /// 0 for a free segment.
     sequence: u64,
+    /// Whether nothing in the free segment tells of an earlier use. Not known after a start.
+    is_wiped: bool,
     /// Ids of the records that were committed here; some are elsewhere by now, or are gone.
     records: Vec<u32>,
 }
@@ -334,10 +336,15 @@ impl Log {
         Footer { segment: open.segment, end_page: open.page, entries: open.entries.clone() }
     }
 
-    /// Segments in which nothing is needed.
+    /// Free segments that are not known to be wiped.
     #[must_use]
-    pub fn free(&self) -> Vec<u32> {
-        self.free.iter().copied().collect()
+    pub fn unwiped(&self) -> Vec<u32> {
+        self.free.iter().copied().filter(|&segment| !self.segments[segment as usize].is_wiped).collect()
+    }
+
+    /// Notes that free segments are wiped.
+    pub fn wiped(&mut self, segments: &[u32]) {
+        segments.iter().for_each(|&segment| self.segments[segment as usize].is_wiped = true);
     }
 
     /// A header with the next sequence number, if no segment in use has the last number. It must be written into a free segment
@@ -383,7 +390,8 @@ impl Log {
         assert!(self.open.is_none(), "one segment is open at a time");
         assert_eq!(self.free.pop_front(), Some(segment.segment), "the segment that was longest free is next");
         self.segment_sequence = segment.sequence;
-        self.segments[segment.segment as usize].sequence = segment.sequence;
+        let used = &mut self.segments[segment.segment as usize];
+        (used.sequence, used.is_wiped) = (segment.sequence, false);
         self.open = Some(OpenSegment { segment, page: FIRST_PAGE, placed: 0, entries: Vec::new() });
     }
 

@@ -292,6 +292,8 @@ impl DiskJob {
 /// At most one line about each kind of fault is logged in this time. The metrics count every fault.
 const QUIET: Duration = Duration::from_secs(60);
 
+static EMPTY_PAGE: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
+
 fn page_bytes(pages: u32) -> u64 {
     u64::from(pages) * PAGE_BYTES
 }

@@ -1,5 +1,8 @@
 //! Drives that cannot read some of their contents.
 
+use larder_core::store::PurgedKeys;
+use larder_protocol::purge::PurgeMode;
+
 use super::behaviour::{GEOMETRY, Rig, STORAGE};
 use super::*;
 use crate::disk::log::RecordPlace;
@@ -29,6 +32,21 @@ impl Rig {
         let device = self.platter.device();
         self.volume = Volume::over(device, GEOMETRY, STORAGE, self.metrics.clone(), on_gone).unwrap();
         self.gone = gone;
+    }
+
+    /// Purges a chunk's namespace.
+    fn purge(&mut self, number: u64, mode: PurgeMode) {
+        let mut keys = PurgedKeys::default();
+        keys.add(TestChunk(number).key().fingerprint);
+        let (keys, mut after) = (Arc::new(keys), Some(0));
+        while let Some(at) = after {
+            let (done, answer) = oneshot::channel();
+            let purge = DiskPurge { keys: Arc::clone(&keys), mode };
+            self.volume.perform(vec![DiskJob::Purge(purge, at, done)], &mut || None);
+            let purged = now(answer).unwrap();
+            assert_eq!(purged.unreadable, 0);
+            after = purged.next;
+        }
     }
 
     fn is_read(&mut self, number: u64) -> bool {
@@ -198,4 +216,67 @@ fn what_is_written_after_a_start_at_which_nothing_could_be_read_is_there_at_the_
     rig.volume.settle();
     rig.reopen();
     assert!(rig.is_read(100), "no footer of an earlier use hides it");
+}
+
+#[test]
+fn purged_chunks_of_free_segments_stay_away_though_a_page_is_lost_or_damaged() {
+    for is_lost in [true, false] {
+        let mut rig = Rig::new();
+        let mut written = 0;
+        while written == 0 || rig.volume.find(&TestChunk(0).key()).is_some() {
+            assert_eq!(rig.write(written), WriteAnswer::Durable);
+            written += 1;
+        }
+        rig.purge(0, PurgeMode::Remove);
+        let is_purged = |number: u64| number.is_multiple_of(3);
+        let kept: Vec<u64> = (0..written)
+            .filter(|&number| !is_purged(number) && rig.volume.find(&TestChunk(number).key()).is_some())
+            .collect();
+        for segment in 0..GEOMETRY.segments {
+            let head = GEOMETRY.offset(segment, 0);
+            if is_lost { rig.platter.lose_page(head) } else { rig.platter.flip(head + 9, 3) }
+        }
+        rig.reopen();
+        let back: Vec<u64> = (0..written)
+            .filter(|&number| is_purged(number) && rig.volume.find(&TestChunk(number).key()).is_some())
+            .collect();
+        assert_eq!((back, kept.is_empty()), (Vec::new(), false));
+        assert!(
+            kept.into_iter().all(|number| rig.is_read(number)),
+            "segments in use are not taken for empty"
+        );
+        for number in 100..200 {
+            assert_eq!(rig.write(number), WriteAnswer::Durable);
+            assert!(rig.is_read(number));
+        }
+    }
+}
+
+#[test]
+fn a_segment_that_a_purge_wiped_keeps_what_is_written_there_though_its_header_is_lost() {
+    let mut rig = Rig::new();
+    (0..60).for_each(|number| assert_eq!(rig.write(number), WriteAnswer::Durable));
+    rig.purge(0, PurgeMode::Remove);
+    // Long enough that each wiped segment is opened.
+    for number in 100..160 {
+        assert_eq!(rig.write(number), WriteAnswer::Durable);
+        let segment = rig.place(number).segment;
+        rig.platter.lose_page(GEOMETRY.offset(segment, 0));
+        rig.reopen();
+        assert!(rig.is_read(number));
+        rig.settle();
+    }
+}
+
+#[test]
+fn a_purge_wipes_each_free_segment_once() {
+    let mut rig = Rig::new();
+    (0..60).for_each(|number| assert_eq!(rig.write(number), WriteAnswer::Durable));
+    rig.purge(0, PurgeMode::Remove);
+    let [counted, removed] = [PurgeMode::Count, PurgeMode::Remove].map(|mode| {
+        let before = rig.platter.state().operations;
+        rig.purge(0, mode);
+        rig.platter.state().operations - before
+    });
+    assert_eq!(removed, counted + 1, "the last sync");
 }

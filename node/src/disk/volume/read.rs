@@ -253,6 +253,11 @@ impl Volume {
         Region { offset: self.geometry.offset(segment, page), bytes: page_bytes(pages), to: None }
     }
 
+    /// The offset of the page with a segment's footer's end.
+    pub(super) fn last_page(&self, segment: u32) -> u64 {
+        self.geometry.offset(segment, self.geometry.segment_pages - 1)
+    }
+
     /// Counts and forgets a record that is wrong or cannot be read.
     ///
     /// # Errors

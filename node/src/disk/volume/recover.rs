@@ -3,12 +3,12 @@
 //! A sealed segment's footer lists its records; nothing else of the segment is read. A segment without a right footer was
 //! open or is damaged, and is searched page by page. A record counts only when its payload is right too, so that a
 //! half-written record of a killed process is never found later. Unreadable pages count as empty; the good records of their
-//! segment are moved away.
+//! segment are moved away. A segment without a right header is empty if a purge wiped its last page.
 
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader, SegmentHeader};
+use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader, SegmentHeader, wiped_record};
 use super::super::log::{FIRST_PAGE, Log, RecordPlace, Recovered};
 use super::super::metrics::FoundBy;
 use super::check::Check;
@@ -54,6 +54,9 @@ impl Volume {
                 let is_within = |entry: &FooterEntry| entry.is_within(self.geometry.segment_pages);
                 let entries = footer.entries.into_iter().filter(is_within).collect();
                 sealed.push(Recovered { segment: header, entries, open_at: None });
+            } else if header.is_none() && self.is_wiped(segment)? {
+                // The header may have had the last sequence number.
+                failing.push(segment);
             } else {
                 let scanned = self.scan(segment, header.map(|header| header.sequence))?;
                 if scanned.unreadable > 0 {
@@ -86,9 +89,7 @@ impl Volume {
     ) -> io::Result<Recovered> {
         let Scanned { sequence, entries, end_page, .. } = scanned;
         let header = SegmentHeader { segment, sequence };
-        let head = self.geometry.offset(segment, 0);
-        self.transfers.append_bytes(head, &header.encode(self.storage))?;
-        self.transfers.sync()?;
+        self.write_header(&header)?;
         let mut recovered = Recovered { segment: header, entries, open_at: Some(end_page) };
         if Some(sequence) != newest {
             let entries = std::mem::take(&mut recovered.entries);
@@ -97,6 +98,13 @@ impl Volume {
             recovered = Recovered { segment: header, entries: footer.entries, open_at: None };
         }
         Ok(recovered)
+    }
+
+    /// Whether a purge wiped the segment, and no use of it began since.
+    fn is_wiped(&mut self, segment: u32) -> io::Result<bool> {
+        let last = self.pages(segment, self.geometry.segment_pages - 1, 1);
+        let last = self.transfers.read(last)?;
+        Ok(last.is_some_and(|last| last == wiped_record(self.storage)))
     }
 
     /// Searches a segment for the records of its use `sequence`, or of the last use that left any.

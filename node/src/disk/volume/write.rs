@@ -5,13 +5,13 @@ use std::io;
 use larder_core::store::ids::ChunkKey;
 use tokio::sync::oneshot;
 
-use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader, wiped_record};
+use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader, SegmentHeader, wiped_record};
 use super::super::log::{Evict, FIRST_PAGE, LogRoom, RecordPlace, RoomPurpose};
 use super::super::metrics::FoundBy;
 use super::super::order::{Source, Why, WriteAnswer, WriteOrder};
 use super::check::Check;
 use super::transfers::ReadAhead;
-use super::{Volume, page_bytes};
+use super::{EMPTY_PAGE, Volume, page_bytes};
 
 /// An order, and the channel of its result.
 pub type Writing = (WriteOrder, oneshot::Sender<WriteAnswer>);
@@ -125,15 +125,21 @@ impl Volume {
                 LogRoom::None => return Ok(false),
                 LogRoom::Seal => self.seal()?,
                 LogRoom::Open(header) => {
-                    let at = self.geometry.offset(header.segment, 0);
-                    self.transfers.append_bytes(at, &header.encode(self.storage))?;
-                    // Synced before any record is written here: a header older than its records would hide them.
-                    self.transfers.sync()?;
+                    self.write_header(&header)?;
                     self.log.opened(header);
                 }
                 LogRoom::Evict => self.evict_step()?,
             }
         }
+    }
+
+    /// Begins a use of a segment. Then no start takes the segment for empty, though its header may become unreadable.
+    pub(super) fn write_header(&mut self, header: &SegmentHeader) -> io::Result<()> {
+        let head = self.geometry.offset(header.segment, 0);
+        self.transfers.append_bytes(head, &header.encode(self.storage))?;
+        self.transfers.append_bytes(self.last_page(header.segment), &EMPTY_PAGE)?;
+        // Synced before any record is written here: a header older than its records would hide them.
+        self.transfers.sync()
     }
 
     /// Writes the footer of the open segment. It names only synced records.
