@@ -105,6 +105,36 @@ fn a_silent_drive_is_visited_again_when_it_answers() {
 }
 
 #[test]
+fn chunks_that_a_list_passed_over_are_found_when_an_engine_names_their_namespace() {
+    for is_listed in [true, false] {
+        let mut w = world();
+        w.core.list_disk();
+        let first = visit(&mut w);
+        let fingerprint = spec(2).fingerprint("a");
+        let held = vec![(fingerprint, w.chain("ab").chunk(1), PoolSet::ANY)];
+        let list = || Visited::Done { held: held.clone(), next: None };
+        let chunks = |w: &World| w.core.store.usage().disk.map_or(0, |disk| disk.chunks);
+        if is_listed {
+            visited(&mut w, first, list());
+        } else {
+            visited(&mut w, first, Visited::Done { held: held.clone(), next: Some(7) });
+        }
+        assert_eq!((chunks(&w), w.core.lists_disk()), (0, !is_listed));
+        w.core.register(w.session, &spec(2), &[0], &[2 * BLOCK]).unwrap();
+        if !is_listed {
+            let last = visit(&mut w);
+            visited(&mut w, last, done(None));
+        }
+        let again = visit(&mut w);
+        assert!(matches!(again, (SegmentVisit::List, 0)) && w.core.lists_disk());
+        visited(&mut w, again, list());
+        assert_eq!((chunks(&w), w.core.lists_disk()), (1, false));
+        w.core.register(w.session, &spec(2), &[0], &[2 * BLOCK]).unwrap();
+        assert!(w.is_idle(), "the disk is listed again once");
+    }
+}
+
+#[test]
 fn chunks_on_disk_of_a_tenant_that_left_are_purged_whether_it_was_served_before_or_not() {
     let mut w = world();
     let stranger = spec(2).fingerprint("c");

@@ -24,6 +24,8 @@ pub(crate) struct Described {
     strangers: Vec<(String, Fingerprint, NamespaceSpec)>,
     /// Whether all chunks that were on disk at the start are known.
     is_recovered: bool,
+    /// Namespaces of chunks that a list of the disk passed over, because nobody had named the namespaces yet.
+    passed_over: HashSet<Fingerprint>,
     /// Whether the disk is to be listed once more, because the list under way may have passed over chunks that can be known now.
     lists_again: bool,
     /// The time of the next search for unused descriptions.
@@ -63,6 +65,7 @@ impl Default for Described {
             known: HashMap::new(),
             strangers: Vec::new(),
             is_recovered: false,
+            passed_over: HashSet::new(),
             lists_again: false,
             forget_at: FORGET_EVERY,
         }
@@ -96,6 +99,7 @@ impl Core {
         if self.bring.sources.disk.is_some() {
             let namespace = || Namespace { tenant, spec: spec.clone(), state: DescribedState::Missing };
             self.described.known.entry(registered.fingerprint).or_insert_with(namespace).tenant = tenant;
+            self.list_passed_over(&fingerprint);
         }
         Ok(registered)
     }
@@ -140,8 +144,23 @@ impl Core {
         if self.bring.sources.disk.is_some() {
             let namespace = || Namespace { tenant, spec: spec.clone(), state: DescribedState::Missing };
             self.described.known.entry(fingerprint).or_insert_with(namespace).tenant = tenant;
+            self.list_passed_over(&fingerprint);
         }
         Ok(())
+    }
+
+    /// Learns the disk's chunks of a namespace that was not known when the disk was listed.
+    fn list_passed_over(&mut self, fingerprint: &Fingerprint) {
+        if self.described.passed_over.remove(fingerprint) {
+            self.list_disk_again();
+        }
+    }
+
+    fn list_disk_again(&mut self) {
+        self.described.lists_again = !self.described.is_recovered;
+        if std::mem::take(&mut self.described.is_recovered) {
+            self.list_disk();
+        }
     }
 
     fn know_in_store(
@@ -177,10 +196,7 @@ impl Core {
             _ = self.know(tenant, fingerprint, spec);
         }
         if self.described.strangers.len() < before {
-            self.described.lists_again = !self.described.is_recovered;
-            if std::mem::take(&mut self.described.is_recovered) {
-                self.list_disk();
-            }
+            self.list_disk_again();
         }
     }
 
@@ -220,8 +236,12 @@ impl Core {
             if self.is_purged_on_disk(&fingerprint) {
                 continue;
             }
-            // A record that disagrees with the known names of its chunk, parent or children is of no use. A record of an unknown
-            // namespace stays: the namespace may be known after the next start.
+            // A record of an unknown namespace stays until the namespace is known.
+            if self.store.described(&fingerprint).is_none() {
+                self.described.passed_over.insert(fingerprint);
+                continue;
+            }
+            // A record that disagrees with the known names of its chunk, parent or children is of no use.
             if !self.store.recovered(&fingerprint, chunk, pools)
                 && self.described.known.contains_key(&fingerprint)
             {
@@ -301,7 +321,9 @@ impl Core {
         }
         let mut unused = Vec::new();
         for (&fingerprint, namespace) in &mut self.described.known {
-            if !in_use.contains(&fingerprint) && namespace.state != DescribedState::UnderWay {
+            let is_unused =
+                !in_use.contains(&fingerprint) && !self.described.passed_over.contains(&fingerprint);
+            if is_unused && namespace.state != DescribedState::UnderWay {
                 namespace.state = DescribedState::UnderWay;
                 unused.push(fingerprint);
             }
@@ -316,6 +338,7 @@ impl Core {
     /// register their namespaces again.
     pub(crate) fn know_again(&mut self) {
         (self.described.is_recovered, self.described.lists_again) = (false, false);
+        self.described.passed_over.clear();
         self.described.known.retain(|_, namespace| namespace.state == DescribedState::There);
         let known = self.described.known.iter();
         let mut known: Vec<_> =
