@@ -65,7 +65,7 @@ names!(PLACEMENTS, placed of Placement as "Placement": Migrate, Replicate, Pass,
 
 names!(REFUSALS, refused of Refused as "Refused":
     Busy, Chain, Namespace, BlockSize, BlockSizes, Slices, TooManySessionNamespaces, TooManyNamespaces, BlockTooLarge, ChunkTooLarge, WindowTooSmall, TooLarge,
-    FollowTooLarge, Unknown, UnknownPin, NotOpen, Layers, LayersMissing, NotLeased, SeveralSlices, OutsideWindow, TooManyTensors, NoTensors,
+    FollowTooLarge, WriterName, Unknown, UnknownPin, NotOpen, Layers, LayersMissing, NotLeased, SeveralSlices, OutsideWindow, TooManyTensors, NoTensors,
     NoCopy, Beyond, Internal, OutOfOrder, Pools, Sources);
 
 names!(ARRIVALS, arrival of Arrival as "Arrival": Here, NotHeld, Busy, Damaged, Failed);
@@ -101,7 +101,7 @@ const TABLES: [&[&str]; 15] = [
 ];
 
 /// Variants that cannot occur here, or do not occur once in thousands of seeds, with the reasons.
-const EXCUSED: [(&str, &str); 11] = [
+const EXCUSED: [(&str, &str); 12] = [
     (
         "Effect::Disagrees",
         "a record under a wrong name would have to outlive a restart, and be contradicted before it is read; a test of the core does so",
@@ -110,6 +110,7 @@ const EXCUSED: [(&str, &str); 11] = [
     ("Refused::Internal", "only a fault of the product brings it about"),
     ("Refused::TooManyNamespaces", "it takes hundreds of namespaces; a test of the store has them"),
     ("Refused::FollowTooLarge", "it takes thousands of blocks; a test of the store has them"),
+    ("Refused::WriterName", "engines name nodes of the cluster; a test of the core has a longer name"),
     ("ReadAnswer::Impossible", "the store would have to order a read outside its memory"),
     ("CopyAnswer::Impossible", "the store would have to order a copy outside its memory"),
     (
