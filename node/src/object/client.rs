@@ -68,8 +68,9 @@ pub(super) struct Client {
     /// The objects that could not be read when they were last asked for, at most [`MOST_UNREAD`]. A trial of the reading side reads
     /// the last of them again.
     unread: RefCell<VecDeque<Unread>>,
-    /// Objects that were read.
+    /// Objects that were read, and the last of them.
     reads: Cell<u64>,
+    last_read: Cell<Option<ObjectKey>>,
     /// Whether the store can refuse to overwrite existing objects.
     can_create: Cell<bool>,
     /// Locks for one write or deletion of a block at a time.
@@ -137,6 +138,7 @@ impl Client {
             said,
             unread: RefCell::default(),
             reads: Cell::new(0),
+            last_read: Cell::new(None),
             can_create: Cell::new(true),
             writing: RefCell::default(),
             wrong: RefCell::default(),
@@ -356,11 +358,12 @@ impl Client {
             Err(failed) => Err(failed),
         };
         match &taken {
-            Err(Failed::Trouble(trouble)) => self.note_unread(*key, trouble),
+            Err(Failed::Trouble(trouble)) => self.note_unread(*key, trouble, deadline).await,
             Err(_) | Ok(Err(_)) => _ = self.forget_unread(key),
             Ok(Ok(_)) => {
                 self.forget_unread(key);
                 self.reads.update(|reads| reads + 1);
+                self.last_read.set(Some(*key));
                 self.succeeded(Side::Reading);
             }
         }
@@ -412,12 +415,16 @@ impl Client {
         found <= MOST_REPLACED_A_MINUTE
     }
 
-    /// Notes that an object could not be read. If the store refuses the object once more, and hands out others meanwhile, the
-    /// object counts as damaged: the next write replaces it.
-    fn note_unread(&self, key: ObjectKey, trouble: &Trouble) {
+    /// Notes that an object could not be read. If the store refuses the object once more, after it handed out others, and still
+    /// hands out the last of these, the object counts as damaged: the next write replaces it.
+    async fn note_unread(&self, key: ObjectKey, trouble: &Trouble, deadline: Instant) {
         let (before, reads) = (self.forget_unread(&key), self.reads.get());
         let is_refused = !trouble.is_silence() && !trouble.is_overload();
-        if is_refused && before.is_some_and(|before| before.is_refused && before.reads < reads) {
+        let is_again = is_refused && before.is_some_and(|before| before.is_refused && before.reads < reads);
+        let other = self.last_read.get().filter(|_| is_again);
+        if let Some(other) = other
+            && self.begin_to_read(&name(&self.prefix, &other), deadline).await.is_ok()
+        {
             tracing::warn!(%trouble, chunk = %key.chunk.hash, "the object store refuses an object: it is missed until written again");
             return self.learn(key, Fact::Damaged);
         }

@@ -113,7 +113,7 @@ impl Client {
         Ok(())
     }
 
-    async fn begin_to_read(&self, at: &Path, deadline: Instant) -> Result<(), Failed> {
+    pub(super) async fn begin_to_read(&self, at: &Path, deadline: Instant) -> Result<(), Failed> {
         let begins = async { self.store.get(at).await?.into_stream().try_next().await.map(|_| ()) };
         let begun = self.ask(Line::Blocks(0), (Kind::Get, GET), deadline, begins).await;
         begun.inspect(|()| self.succeeded(Side::Reading))
