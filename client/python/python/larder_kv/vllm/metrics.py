@@ -45,6 +45,10 @@ class LarderMetrics(KVConnectorPromMetrics):
             name: make(name=f"vllm:larder_{name}", documentation=meaning, labelnames=labelnames)
             for name, meaning in COUNTERS.items()
         }
+        # A series that begins with its first count hides this count from Prometheus, which knows no rate without a 0 before it.
+        for labels in self.per_engine_labelvalues.values():
+            for counter in self._counters.values():
+                counter.labels(*labels)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]
