@@ -68,8 +68,8 @@ impl Core {
         self.bring.sources.peers.is_some() && writer.node != self.node
     }
 
-    /// Gives up orders that wait for an earlier attempt at writing these chunks. An order that brings other chunks too is of another
-    /// prompt, and goes on.
+    /// Gives up orders that wait for an earlier attempt at writing these chunks. An order that brings other chunks too is of
+    /// another prompt, and goes on.
     fn end_earlier_attempts(&mut self, fingerprint: Fingerprint, hashes: &[ChunkHash], attempt: u64) {
         if attempt == 0 {
             return;

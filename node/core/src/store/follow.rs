@@ -279,8 +279,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::lease`]; [`Refused::Busy`] if there is no room, or the session has [`MAX_SESSION_FOLLOWS`] follows;
-    /// [`Refused::FollowTooLarge`] if the chunks do not fit, and a part of
-    /// them is of no use.
+    /// [`Refused::FollowTooLarge`] if the chunks do not fit, and a part of them is of no use.
     pub fn follow(
         &mut self,
         session: SessionId,
