@@ -270,7 +270,7 @@ impl Core {
     fn examined(&mut self, verification: Verification, sums: Option<Vec<u64>>) {
         let Verification { request, by, verify, bytes, keys } = verification;
         let found = self.store.finish_verify(verify, sums.as_deref());
-        self.copies.reports.end(&by, bytes, found == Checked::Damaged);
+        self.copies.reports.end(&by, bytes, found == Checked::Right);
         self.count(Counted::Reported(by.clone(), Some(found)));
         if let Some(request) = request {
             self.answer(request, Response::Checked(found));

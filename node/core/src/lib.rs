@@ -201,10 +201,7 @@ impl Core {
             Event::Described { fingerprint, description } => self.description_is(fingerprint, description),
             Event::SegmentVisited { visit, after, result } => self.segment_visited(visit, after, result),
             Event::LeftDisk(keys) => self.store.left_disk(&keys),
-            Event::DiskClosed => {
-                self.purged_on_disk.clear();
-                self.store.disk_closed();
-            }
+            Event::DiskClosed => self.disk_closed(),
             Event::DiskSilent(is_silent) => self.disk_silent(is_silent),
             Event::Moved { fingerprint, hashes } => self.give_up(fingerprint, &hashes, give_up::TRIES),
             Event::OfferEnded { offer, wanted } => self.store.offer_ended(offer, &wanted),
@@ -343,10 +340,11 @@ impl Core {
     }
 
     fn policy_is(&mut self, policy: PolicyName) {
+        // The policy in force keeps what it learned.
         if policy != self.store.policy() {
             self.effects.push_back(Effect::Count(Counted::PolicyChanged(policy)));
+            self.store.set_policy(policy);
         }
-        self.store.set_policy(policy);
     }
 
     /// Notes that this node no longer touches an earlier life's bytes in an extent. The extent is in use again if no engine

@@ -1,6 +1,6 @@
 //! Bounds the verification of chunks that others report as damaged: bytes a second for each reporter, and a burst.
 //!
-//! A reporter that is right pays nothing.
+//! A reporter that is right pays nothing, nor does one whose chunk could not be summed.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ pub enum Reporter {
 }
 
 /// Verifications in progress, and the remaining budget of each reporter. A budget begins with `BURST_BYTES`. Each
-/// verification takes its bytes, and gives them back if the report was right: only reporters that are wrong run out.
+/// verification takes its bytes, and gives them back unless it finds the chunk whole: only reporters that are wrong run out.
 #[derive(Debug, Default)]
 pub struct Reports {
     left: HashMap<Reporter, Budget>,
@@ -70,10 +70,10 @@ impl Reports {
         }
     }
 
-    /// Ends a verification; `was_damaged` is its result.
-    pub fn end(&mut self, by: &Reporter, bytes: u64, was_damaged: bool) {
+    /// Ends a verification; `was_wrong` says whether it found the chunk whole.
+    pub fn end(&mut self, by: &Reporter, bytes: u64, was_wrong: bool) {
         self.under_way -= 1;
-        if let Some(budget) = self.left.get_mut(by).filter(|_| was_damaged) {
+        if let Some(budget) = self.left.get_mut(by).filter(|_| !was_wrong) {
             budget.bytes = (budget.bytes + cost(bytes)).min(BURST_BYTES);
         }
     }
@@ -152,7 +152,7 @@ mod tests {
         for now in ms {
             while verified < 100_000 && reports.may_begin(by, Millis(now)) {
                 reports.begin(by, bytes, Millis(now));
-                reports.end(by, bytes, is_right);
+                reports.end(by, bytes, !is_right);
                 verified += 1;
             }
         }

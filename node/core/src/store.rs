@@ -147,6 +147,8 @@ pub struct Store {
     pressure: Pressure,
     departing: forward::Departing,
     evicted_after_ms: Option<u64>,
+    /// No extent is searched to be cleared before then.
+    clears_from: Millis,
     purges: purge::Purges,
 }
 
@@ -184,6 +186,7 @@ impl Store {
             pressure: Pressure::default(),
             departing: forward::Departing::default(),
             evicted_after_ms: None,
+            clears_from: Millis::default(),
             purges: purge::Purges::default(),
         }
     }

@@ -22,8 +22,8 @@ impl Sending {
         Self { all_bytes, free_bytes: all_bytes, by_peer: HashMap::new() }
     }
 
-    /// Takes room to send a chunk to a peer, and returns the bytes to give back. A peer with nothing in flight gets room for a
-    /// chunk of any size, if any room is free. A prefetch leaves some room free.
+    /// Takes room to send a chunk to a peer, and returns the bytes to give back. A peer with nothing in flight gets all
+    /// the free room if its chunk needs that much. A prefetch leaves some room free.
     pub fn take(&mut self, peer: &str, bytes: u64, class: Class) -> Option<u64> {
         // A chunk larger than all that may be sent goes alone.
         let bytes = bytes.min(self.all_bytes);

@@ -39,6 +39,8 @@ impl Neighbours {
             (self.heard, self.served) = (BTreeMap::new(), 0);
             self.cheapest.clear();
         }
+        // A broken node may say anything.
+        let room = Room { served: room.served.min(MOST_SERVED), ..room };
         let before = self.heard.insert(node, (room, now));
         self.served += room.served;
         self.served -= before.map_or(0, |(before, _)| before.served);
@@ -151,6 +153,9 @@ const FRESH: Duration = Duration::from_secs(10);
 /// Limit of nodes that are remembered. At this limit all are forgotten, and the next answers fill the memory again.
 const MAX_NEIGHBOURS: usize = 4_096;
 
+/// The most bytes a second that a node serves, whatever it says: the sum of all neighbours' fits a number.
+const MOST_SERVED: u64 = 1 << 48;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,6 +184,16 @@ mod tests {
         neighbours.heard(a, room(5, 0), at(9));
         assert_eq!(neighbours.cheapest(MODEL, at(11)), Some((a, Worth(5))));
         assert_eq!(neighbours.cheapest(MODEL, at(19)), None);
+    }
+
+    #[test]
+    fn a_node_may_say_any_number() {
+        let mut neighbours = Neighbours::default();
+        (0..9).for_each(|node| neighbours.heard(NodeNumber(node), room(5, u64::MAX), at(0)));
+        assert_eq!(neighbours.transfer_weight(NodeNumber(0)), 1);
+        assert!(neighbours.cheapest(MODEL, at(1)).is_some());
+        (0..9).for_each(|node| neighbours.forget(NodeNumber(node)));
+        assert_eq!(neighbours.served, 0);
     }
 
     #[test]

@@ -24,6 +24,8 @@ struct Copy {
     made_ms: u64,
     /// The copy's last use, as seen when the copy was last looked at.
     used_ms: u64,
+    /// Whether the chunk is on no disk, as far as this node knows: the other holder's node decides whether it is written.
+    is_unwritten: bool,
 }
 
 impl Copies {
@@ -39,13 +41,13 @@ impl Store {
         let now = self.age_ms();
         let chunk = self.index.get_mut(id);
         chunk.set_copy(true);
-        if chunk.disk == OnDisk::Nowhere {
-            // The holder's node decides whether the chunk is written to disk.
+        let is_unwritten = chunk.disk == OnDisk::Nowhere;
+        if is_unwritten {
             chunk.disk = OnDisk::Elsewhere;
         }
         let (tenant, index) = (self.owner_of(id), &self.index);
         let Copies { line, clear_at } = &mut self.tenants.of_mut(tenant).copies;
-        line.push_back(Copy { id, made_ms: now, used_ms: now });
+        line.push_back(Copy { id, made_ms: now, used_ms: now, is_unwritten });
         if line.len() > *clear_at {
             line.retain(|copy| index.known(copy.id).is_some_and(Chunk::is_copy));
             *clear_at = (2 * line.len()).max(LEAST_CLEARED);
@@ -59,7 +61,11 @@ impl Store {
             let copy = self.tenants.of_mut(tenant).copies.line.pop_front()?;
             let Some(chunk) = self.index.known(copy.id).filter(|chunk| chunk.is_copy()) else { continue };
             if now.saturating_sub(copy.made_ms) > keeps_ms {
-                self.index.get_mut(copy.id).set_copy(false);
+                let chunk = self.index.get_mut(copy.id);
+                chunk.set_copy(false);
+                if copy.is_unwritten && chunk.disk == OnDisk::Elsewhere {
+                    chunk.disk = OnDisk::Nowhere;
+                }
                 continue;
             }
             let used_ms = self.used_ms(chunk.used);

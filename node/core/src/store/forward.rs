@@ -36,8 +36,10 @@ pub(super) struct Departing {
     places: HashMap<ChunkId, u64>,
     /// The places of each offer's chunks that are still here.
     open: HashMap<u64, BTreeSet<u64>>,
-    /// The places of chunks that no offer includes.
+    /// The places of chunks that may be offered now.
     unoffered: BTreeSet<u64>,
+    /// The places of chunks that may be offered when an offer is over, by that offer.
+    held_back: HashMap<u64, BTreeSet<u64>>,
     /// The last offer of which a node took only a part: it may have no more room before it has the chunks of this part.
     partly_taken: BTreeMap<NodeNumber, u64>,
     bytes: Shares,
@@ -94,8 +96,10 @@ impl Departing {
     }
 
     fn put(&mut self, place: u64, leaving: Leaving) {
-        if leaving.offer.is_none() {
-            self.unoffered.insert(place);
+        match leaving.after.filter(|offer| self.open.contains_key(offer)) {
+            _ if leaving.offer.is_some() => {}
+            Some(offer) => _ = self.held_back.entry(offer).or_default().insert(place),
+            None => _ = self.unoffered.insert(place),
         }
         self.line.insert(place, leaving);
     }
@@ -104,6 +108,9 @@ impl Departing {
         let place = self.places.remove(&id)?;
         let leaving = self.line.remove(&place)?;
         self.unoffered.remove(&place);
+        if let Some(held_back) = leaving.after.and_then(|offer| self.held_back.get_mut(&offer)) {
+            held_back.remove(&place);
+        }
         self.bytes.take(leaving.tenant, leaving.bytes);
         leaving.offer.into_iter().for_each(|(offer, _)| self.leaves(offer, place));
         Some(leaving)
@@ -115,6 +122,7 @@ impl Departing {
             places.remove(&place);
             if places.is_empty() {
                 self.open.remove(&offer);
+                self.unoffered.extend(self.held_back.remove(&offer).into_iter().flatten());
                 self.partly_taken.retain(|_, last| *last != offer);
             }
         }
@@ -122,8 +130,7 @@ impl Departing {
 
     /// The chunks that may be offered now, the oldest first.
     fn offerable(&self) -> impl Iterator<Item = (u64, &Leaving)> {
-        let unoffered = self.unoffered.iter().filter_map(|&place| Some((place, self.line.get(&place)?)));
-        unoffered.filter(|(_, leaving)| leaving.after.is_none_or(|offer| !self.open.contains_key(&offer)))
+        self.unoffered.iter().filter_map(|&place| Some((place, self.line.get(&place)?)))
     }
 }
 

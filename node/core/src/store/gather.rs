@@ -14,7 +14,7 @@ use larder_protocol::{Chain, ChunkHash, PoolRules, PoolSet};
 
 use super::follow::Reader;
 use super::ids::{ChunkId, NamespaceId, SessionId, TenantId};
-use super::index::{Account, OnDisk, Standing};
+use super::index::{Account, Chunk, OnDisk, Standing};
 use super::lookup::{CLAIMS_RETRY_MS, Leased, Presence, most_chunks};
 use super::sessions::Lease;
 use super::shares::Shares;
@@ -373,10 +373,11 @@ impl Store {
         let Some(Coming { gathers, taken_in, late_read, .. }) = self.gathers.fetches.remove(&id) else {
             return Vec::new();
         };
-        let number = self.index.get(id).namespace;
+        let Chunk { namespace: number, standing, .. } = *self.index.get(id);
+        let is_purged = standing == Standing::Condemned;
         match came {
             Some(Came { checksums, pools, reads, is_on_disk_elsewhere, is_stored, is_copy })
-                if pools.has_all(self.namespaces.get(number).rules.obligatory()) =>
+                if pools.has_all(self.namespaces.get(number).rules.obligatory()) && !is_purged =>
             {
                 self.make_readable(id, pools, checksums, reads);
                 let chunk = self.index.get_mut(id);
@@ -402,7 +403,9 @@ impl Store {
                 let slots = self.take_written_slots(number, id, &all);
                 let bytes: u64 = slots.iter().map(|&slot| self.slab.slot_bytes_of(slot)).sum();
                 self.stops_passing(id, bytes);
-                self.await_again(id);
+                if !is_purged {
+                    self.await_again(id);
+                }
                 self.writing_failed(id, slots, late_read.map(Reader::Drive));
                 self.index.get_mut(id).standing = Standing::Kept;
             }

@@ -8,7 +8,7 @@ use super::Store;
 use super::hand_out::Named;
 use super::ids::ChunkId;
 use super::index::{Block, OnDisk};
-use super::lookup::Place;
+use super::lookup::{Place, Presence};
 use super::policy::Removal;
 use super::remembered::EvictionRule;
 use crate::placement::PlacementRule;
@@ -106,11 +106,10 @@ impl Store {
         if !sizes.eq(block_bytes.iter().copied()) {
             return Granted::NotHeld;
         }
-        if chunk.disk == OnDisk::Here && !chunk.is_complete() {
-            return if self.is_disk_silent() { Granted::NotHeld } else { Granted::OnDisk };
-        }
-        if !chunk.is_complete() {
-            return Granted::NotHeld;
+        match self.presence(id) {
+            Presence::Here(_) => {}
+            Presence::OnDisk(_) => return Granted::OnDisk,
+            Presence::Absent => return Granted::NotHeld,
         }
         let (is_on_disk, has) = (chunk.disk == OnDisk::Here && !chunk.outgrew_disk(), chunk.pools);
         let mut blocks = Vec::with_capacity(chunk.blocks.len());

@@ -417,7 +417,7 @@ impl Store {
         rules.longest(chunks.iter().map(|&chunk| self.index.get(chunk).pools))
     }
 
-    fn presence(&self, id: ChunkId) -> Presence {
+    pub(super) fn presence(&self, id: ChunkId) -> Presence {
         let chunk = self.index.get(id);
         if chunk.is_complete() {
             Presence::Here(id)

@@ -15,6 +15,7 @@ use super::policy::{Facts, PolicyName, Removal, Verdict};
 use super::remembered::EvictionRule;
 use super::slab::ClassId;
 use super::{Store, StoreLimits};
+use crate::Millis;
 use crate::placement::{Saves, goes_before_read};
 
 /// Why chunks were evicted.
@@ -54,6 +55,7 @@ pub struct Evictions {
 impl Store {
     /// Sets the policy that chooses the chunk to go first; no cached chunk is lost.
     pub fn set_policy(&mut self, name: PolicyName) {
+        self.limits.policy = name;
         for (_, order) in self.tenants.set_policy(name, self.limits.recompute_doubles_at) {
             for number in order {
                 self.enter_policy(self.index.id(number));
@@ -225,16 +227,24 @@ impl Store {
     /// Clears one of these extents, if one has no chunk that somebody holds: one that is nearly empty, or else the one whose chunks
     /// have been unused for the longest time.
     fn clear_one_of(&mut self, mut extents: Vec<u32>) {
+        if self.now < self.clears_from {
+            return;
+        }
         extents.sort_by_cached_key(|&extent| {
             let (taken, slots) = self.slab.fill(extent);
             (taken > slots / NEARLY_EMPTY, Reverse(self.idle_extent(extent)), taken)
         });
+        let mut looked_at = 0;
         let free = extents.iter().filter_map(|&extent| {
-            let owners: Vec<ChunkNumber> = self.slab.owners(extent).collect();
-            self.subtrees(&owners)
+            let owners = self.slab.owners(extent).inspect(|_| looked_at += 1);
+            let free = owners.map(|owner| (!is_in_use(self.index.at(owner))).then_some(owner));
+            self.subtrees(&free.collect::<Option<Vec<_>>>()?)
         });
-        let doomed = free.take(CLEARABLE_TRIES).min_by_key(Vec::len);
-        for id in doomed.unwrap_or_default() {
+        let Some(doomed) = free.take(CLEARABLE_TRIES).min_by_key(Vec::len) else {
+            self.clears_from = Millis(self.now.0 + looked_at / LOOKED_AT_IN_A_MS);
+            return;
+        };
+        for id in doomed {
             self.evict(id, EvictionReason::Clearing);
         }
     }
@@ -452,17 +462,13 @@ impl Store {
 
     /// These chunks and all their descendants that are in memory, leaves first; `None` if one of them may not be evicted.
     fn subtrees(&self, chunks: &[ChunkNumber]) -> Option<Vec<ChunkId>> {
-        let is_held = |chunk: &Chunk| chunk.claims > 0 || chunk.pins > 0;
-        if chunks.iter().any(|&chunk| is_held(self.index.at(chunk))) {
-            return None;
-        }
         let mut seen = HashSet::new();
         let mut all = Vec::new();
         for &chunk in chunks {
             let found = self.index.subtree(chunk, &mut seen).into_iter().rev();
             all.extend(found.filter(|&id| self.index.get(id).is_resident()));
         }
-        if all.iter().any(|&id| is_held(self.index.get(id))) { None } else { Some(all) }
+        if all.iter().any(|&id| is_in_use(self.index.get(id))) { None } else { Some(all) }
     }
 }
 
@@ -486,11 +492,18 @@ const LEAST_IDLE: u32 = (600_000 / super::USE_MS) as u32;
 /// The most extents that are compared before one is cleared.
 const CLEARABLE_TRIES: usize = 4;
 
+/// The chunks that searches which clear nothing look at in a millisecond on average: about a quarter of the actor's time.
+const LOOKED_AT_IN_A_MS: u64 = 50_000;
+
 /// The number of chunks by which an extent's last use is estimated.
 const SAMPLED_OWNERS: usize = 8;
 
 /// An extent is nearly empty while one part in this many of its slots is in use.
 const NEARLY_EMPTY: u32 = 8;
+
+fn is_in_use(chunk: &Chunk) -> bool {
+    chunk.claims > 0 || chunk.pins > 0
+}
 
 pub(super) fn facts(chunk: &Chunk) -> Facts {
     Facts {

@@ -218,6 +218,22 @@ fn after_a_fault_copies_of_the_life_before_mean_nothing() {
 }
 
 #[test]
+fn a_report_whose_chunk_cannot_be_summed_costs_nothing() {
+    let mut w = World::new(ALONE);
+    w.put("a");
+    for _ in 0..300 {
+        let request = w.report("a");
+        let copy = w.copy(1);
+        w.tell(Event::Copied { copy, answer: CopyAnswer::Busy });
+        assert!(matches!(w.refused(request), Refused::Busy { .. }));
+    }
+    let request = w.report("a");
+    let copy = w.copy(1);
+    w.copied(copy, 1);
+    assert_eq!(w.checked(request), Checked::Right);
+}
+
+#[test]
 fn what_a_session_reported_falsely_is_forgotten_with_it() {
     let mut w = World::new(ALONE);
     w.put("a");

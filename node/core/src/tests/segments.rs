@@ -92,6 +92,17 @@ fn a_new_store_lists_its_disk_from_the_start_and_repeats_nothing_of_the_life_bef
 }
 
 #[test]
+fn a_new_store_hears_that_the_disk_had_closed() {
+    let mut w = world();
+    w.tell(Event::DiskClosed);
+    w.core.begin_anew();
+    let first = visit(&mut w);
+    assert!(w.core.store().has_disk());
+    visited(&mut w, first, Visited::Closed);
+    assert!(!w.core.store().has_disk() && w.is_idle());
+}
+
+#[test]
 fn a_silent_drive_is_visited_again_when_it_answers() {
     let mut w = world();
     w.core.list_disk();

@@ -16,6 +16,29 @@ fn a_policy_counts_as_another_one_only_if_it_is() {
     let counted: Vec<_> = std::iter::from_fn(|| w.core.poll_effect()).collect();
     assert!(matches!(counted[..], [Effect::Count(Counted::PolicyChanged(PolicyName::Sieve))]), "{counted:?}");
     assert_eq!(w.core.store().policy(), PolicyName::Sieve);
+    w.core.begin_anew();
+    assert_eq!(w.core.store().policy(), PolicyName::Sieve, "whatever policy the node began with");
+}
+
+#[test]
+fn a_policy_that_is_set_again_keeps_what_it_learned() {
+    let mut w = World::new(PEERS);
+    w.tell(Event::PolicyIs(PolicyName::Slru));
+    w.put("a");
+    w.held("a");
+    w.put("b");
+    let victims = |w: &mut World| {
+        w.tell(Event::PolicyIs(PolicyName::Slru));
+        (b'c'..b'z')
+            .map(|word| (word as char).to_string())
+            .take_while(|word| {
+                w.put(word);
+                w.held("b") > 0
+            })
+            .count()
+    };
+    assert!(victims(&mut w) > 0);
+    assert_eq!(w.held("a"), 1, "it was used twice");
 }
 
 #[test]

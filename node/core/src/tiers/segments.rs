@@ -51,8 +51,15 @@ impl Core {
                 }
             }
             Visited::Busy => self.visit_again.push((self.now + VISIT_AGAIN, visit, after)),
-            Visited::Closed => self.visits_are_over(&visit),
+            // A store that takes the place of another hears of a disk that had closed before.
+            Visited::Closed => self.disk_closed(),
         }
+    }
+
+    /// Notes that the disk closed: nothing is there any more.
+    pub(crate) fn disk_closed(&mut self) {
+        self.purged_on_disk.clear();
+        self.store.disk_closed();
     }
 
     /// Repeats the visits for which the disk was busy. While its drive does not answer, they wait.

@@ -24,20 +24,25 @@ pub struct AskedAgain {
 }
 
 impl Store {
-    /// Notes that the fetch of a chunk has failed: followers whose own writer's node was not asked wait for that node, unless
-    /// they were shown the places.
+    /// Notes that the fetch of a chunk has failed. Unless they were shown the places, two kinds of followers go on waiting: those
+    /// whose own writer's node was not asked wait for that node, and engines whose writer is on this node for that writer.
     pub(in crate::store) fn await_again(&mut self, id: ChunkId) {
         let hash = self.index.get(id).hash;
         for (follow, position) in self.follows.followers(id) {
-            let may_ask = |open: &&mut Follow| {
-                !open.is_shown && open.may_ask[position] && open.chunks[position] == Followed::Coming(id)
+            let may_wait = |open: &&mut Follow| {
+                !open.is_shown
+                    && (open.may_ask[position] || open.writer.is_none())
+                    && open.chunks[position] == Followed::Coming(id)
             };
-            let Some(open) = self.follows.open.get_mut(&follow).filter(may_ask) else { continue };
+            let Some(open) = self.follows.open.get_mut(&follow).filter(may_wait) else { continue };
+            let may_ask = open.may_ask[position];
             open.chunks[position] = Followed::Awaited(hash);
             let waits = (open.fingerprint, hash, (follow, position));
             self.follows.let_go(id, Reader::Follow(follow, position));
             self.follows.awaited.insert(waits);
-            self.follows.again.insert((follow, position));
+            if may_ask {
+                self.follows.again.insert((follow, position));
+            }
             self.unclaim(&[id]);
         }
     }

@@ -563,3 +563,18 @@ fn only_chunks_that_were_read_in_memory_are_used_on_disk_when_they_leave() {
     f.put("c");
     assert_eq!(f.store.take_touched(), [f.key("b")]);
 }
+
+#[test]
+fn a_peer_is_told_at_once_that_a_chunk_on_disk_is_being_written_anew() {
+    let mut f = Fixture::new(with_disk(16, 1, WritePolicy::WriteThrough));
+    f.put("a");
+    f.write_all();
+    f.put("b");
+    let (fingerprint, hash) = (f.key("a").fingerprint, name("a"));
+    assert_eq!(f.store.grant(&fingerprint, &hash, &[BLOCK]), Granted::OnDisk);
+    let chain = f.chain("a");
+    let reserved = f.store.reserve(f.session, f.namespace, &chain, 0, NOW).unwrap();
+    assert_eq!(f.store.grant(&fingerprint, &hash, &[BLOCK]), Granted::NotHeld);
+    f.store.abort(f.session, reserved.reservation).unwrap();
+    assert_eq!(f.store.grant(&fingerprint, &hash, &[BLOCK]), Granted::OnDisk);
+}

@@ -2,6 +2,7 @@
 
 use larder_protocol::handoff::HandOver;
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_SESSION_FOLLOWS};
+use larder_protocol::purge::PurgeScope;
 use larder_protocol::session::Scarce;
 
 use super::*;
@@ -534,6 +535,32 @@ fn a_fetch_that_fails_at_any_layer_loses_its_chunk_alone_and_those_behind_it() {
         w.f.store.fetched(wanted[2].fetch, None, None);
         w.assert_nothing_is_held();
     }
+}
+
+#[test]
+fn a_fetched_chunk_that_was_purged_on_its_way_is_lost_to_its_followers() {
+    let mut w = World::new();
+    let FollowStarted { follow, wanted } = w.start(w.reader, "ab", true, 0).unwrap();
+    w.f.purge(&PurgeScope::Tenant("a".to_owned()));
+    for wanted in &wanted {
+        w.f.store.fetched(wanted.fetch, Some(came()), Some(ChangeKind::Gained));
+    }
+    assert_eq!(w.progress(follow), (0, 0, true), "nothing more comes");
+    w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_follower_whose_writer_has_not_begun_waits_on_when_anothers_fetch_fails() {
+    let mut w = World::new();
+    let waits = w.follow("a");
+    let other = w.start(w.f.session, "a", true, 0).unwrap();
+    w.f.store.fetched(other.wanted[0].fetch, None, None);
+    assert_eq!(w.progress(waits), (1, 0, false));
+    let reserved = w.reserve("a");
+    w.hand_over(&reserved, 0, LAYERS);
+    w.commit(&reserved);
+    assert_eq!(w.progress(waits), (1, LAYERS, true));
+    w.assert_nothing_is_held();
 }
 
 #[test]

@@ -126,6 +126,10 @@ fn a_copy_that_outlived_its_original_counts_as_an_only_copy() {
         f.put(word);
     }
     assert!(!is_copy(&f), "a node keeps what nobody uses for a shorter time");
+    f.other_has_free_room();
+    f.passes(1);
+    ["g", "h"].iter().for_each(|word| f.put(word));
+    assert!(f.forwards().contains(&name("d")), "it may be the only one");
 }
 
 #[test]

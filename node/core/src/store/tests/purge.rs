@@ -19,7 +19,7 @@ impl Fixture {
     }
 
     /// Purges, and ends the purge.
-    fn purge(&mut self, scope: &PurgeScope) -> PurgeCounts {
+    pub(super) fn purge(&mut self, scope: &PurgeScope) -> PurgeCounts {
         self.store.begin_purge(1, scope.clone());
         let page = self.store.purge_page(scope, PurgeMode::Remove, 0);
         assert_eq!(page.next, None);
