@@ -109,6 +109,8 @@ struct Link {
     dial_failed_at: Cell<Option<Duration>>,
     users: Cell<usize>,
     used_at: Cell<Duration>,
+    /// Whether another link took the place of this one.
+    is_closed: Cell<bool>,
 }
 
 /// A use of a link, as long as this value lives.
@@ -353,6 +355,10 @@ impl Thread {
             in_use.link.dial_failed_at.set(Some(in_use.common.now()));
         }
         let connection = connection?;
+        if in_use.link.is_closed.get() {
+            connection.quic().close(CLOSED, OTHER_LIFE);
+            return None;
+        }
         // An error: the node stops.
         let _ = self.opened.send(connection.clone());
         *open = Some(connection.clone());
@@ -468,13 +474,15 @@ impl Link {
             dial_failed_at,
             users: Cell::new(0),
             used_at: Cell::default(),
+            is_closed: Cell::default(),
         }
     }
 
-    /// Closes the connection, with the fetches on it. A connection that is being dialed ends with the fetch that dials it.
+    /// Closes the connection, with the fetches on it. A connection that is being dialed is closed when it is there.
     fn close(&self) {
+        self.is_closed.set(true);
         if let Ok(open) = self.connection.try_lock() {
-            open.iter().for_each(|open| open.quic().close(CLOSED, b"the node has another life"));
+            open.iter().for_each(|open| open.quic().close(CLOSED, OTHER_LIFE));
         }
     }
 }
@@ -487,6 +495,7 @@ impl Drop for InUse {
 }
 
 const CLOSED: VarInt = VarInt::from_u32(0);
+const OTHER_LIFE: &[u8] = b"the node has another life";
 
 /// Orders that wait for a block thread.
 const QUEUE_WORK: usize = 1_024;

@@ -322,7 +322,10 @@ impl Peers {
             loop {
                 let answer = self.converse(async || self.connection(&link).await, request, trace).await;
                 let (version, room, answer) = answer.map_err(|error| unavailable(&in_one_line(&*error)))?;
-                self.rooms().heard(node, room, version);
+                // An answer that says nothing else says nothing of the room either.
+                if answer != PeerResponse::Done {
+                    self.rooms().heard(node, room, version, self.now());
+                }
                 match answer {
                     PeerResponse::Busy(retry) => {
                         busy.set(Some(retry));

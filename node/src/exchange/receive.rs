@@ -181,7 +181,7 @@ impl Mover {
     ) -> Result<Granted, FetchFailure> {
         let answer = read_answer(receive).await;
         if let Ok(Some((room, _))) = &answer {
-            self.common.rooms.heard(holder.node, *room, version);
+            self.common.rooms.heard(holder.node, *room, version, self.common.now());
         }
         match answer.map(|answer| answer.map(|(_, answer)| answer)) {
             Ok(Some(PeerResponse::Fetched(held))) if held.len() == batch.len() => Ok(Granted::Coming(held)),

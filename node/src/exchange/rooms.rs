@@ -33,8 +33,8 @@ struct Shared {
 struct Heard {
     room: Room,
     news: u64,
-    /// Answers since the room was passed on.
-    answers: u32,
+    /// When the room was passed on.
+    at: Duration,
 }
 
 impl Rooms {
@@ -64,23 +64,22 @@ impl Rooms {
     }
 
     /// Notes the room in a node's answer, on a connection of this version. A node of version 1 says nothing of its room, and
-    /// takes no chunks. A room that differs little from the one passed on last is passed on only after some answers.
-    pub fn heard(&self, node: NodeNumber, room: Room, version: Version) {
+    /// takes no chunks. A room that differs little from the one passed on last is passed on only after some time.
+    pub fn heard(&self, node: NodeNumber, room: Room, version: Version, now: Duration) {
         if version < Version::SECOND {
             return;
         }
         let is_like = |one: u64, other: u64| one.abs_diff(other) <= one / SAME_SHARE;
         let mut heard = larder_net::lock(&self.0.heard);
-        if let Some(last) = heard.get_mut(&node)
+        if let Some(last) = heard.get(&node)
             && is_like(last.room.least, room.least)
             && is_like(last.room.served, room.served)
-            && last.answers < MOST_UNTOLD
+            && now.saturating_sub(last.at) < TOLD_AGAIN
         {
-            last.answers += 1;
             return;
         }
         let news = self.0.news.fetch_add(1, Ordering::AcqRel) + 1;
-        heard.insert(node, Heard { room, news, answers: 0 });
+        heard.insert(node, Heard { room, news, at: now });
     }
 
     /// The rooms heard since news number `seen`, which becomes the last number.
@@ -127,8 +126,9 @@ pub(super) async fn read_answer(
 /// A figure that differs by at most one part in this many counts as the same.
 const SAME_SHARE: u64 = 8;
 
-/// The number of equal answers of one node before one is passed on, to show that the node still answers.
-const MOST_UNTOLD: u32 = 16;
+/// After this time an answer is passed on whatever it says, to show that the node still answers: cores offer chunks only to nodes
+/// that they heard in the last ten seconds.
+const TOLD_AGAIN: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
@@ -137,16 +137,22 @@ mod tests {
     #[test]
     fn what_was_heard_is_told_once_to_each_who_asks() {
         let (rooms, mut one, mut other) = (Rooms::default(), 0, 0);
-        let heard = |node, room| rooms.heard(NodeNumber(node), room, Version::LATEST);
+        let heard_at = |node, room, second| {
+            let now = Duration::from_secs(second);
+            rooms.heard(NodeNumber(node), room, Version::LATEST, now);
+        };
+        let heard = |node, room| heard_at(node, room, 0);
         let [large, small, busy] = [(7, 0), (5, 0), (7, 9)].map(|(least, served)| Room { least, served });
         heard(2, large);
         heard(3, small);
-        rooms.heard(NodeNumber(4), large, Version::FIRST);
+        rooms.heard(NodeNumber(4), large, Version::FIRST, Duration::ZERO);
         let both = [(NodeNumber(2), large), (NodeNumber(3), small)];
         assert_eq!(rooms.since(&mut one), both);
         assert_eq!(rooms.since(&mut one), []);
         heard(2, large);
         assert_eq!(rooms.since(&mut one), [], "it is as it was");
+        heard_at(2, large, 2);
+        assert_eq!(rooms.since(&mut one), [(NodeNumber(2), large)], "it still answers");
         heard(2, busy);
         assert_eq!(rooms.since(&mut one), [(NodeNumber(2), busy)]);
         assert_eq!(rooms.since(&mut other), [(NodeNumber(2), busy), both[1]]);

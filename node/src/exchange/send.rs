@@ -53,7 +53,13 @@ impl Mover {
         trace: Trace,
     ) {
         let common = &self.common;
-        let mut granted = self.grant(actors, &connection.peer().name, fetch, &trace).await;
+        let granted = self.grant(actors, &connection.peer().name, fetch, &trace);
+        // An actor may take long, as when a chunk is read from disk. Nothing is kept for an asker that gave up meanwhile.
+        let granted = tokio::select! {
+            granted = granted => Some(granted),
+            _ = send.stopped() => None,
+        };
+        let Some(mut granted) = granted else { return trace.set("larder.outcome", "failed") };
         let sent = async {
             let head = async {
                 common.rooms.write_before(&mut send, connection.version(), common.now()).await?;

@@ -306,7 +306,15 @@ impl OverTcp {
     ) -> Option<()> {
         let (mover, common) = (&self.mover, &self.mover.common);
         let (peer, version) = (connection.peer().name.clone(), connection.version());
-        let mut granted = mover.grant(blocks, &peer, fetch, &trace).await;
+        let granted = tokio::select! {
+            granted = mover.grant(blocks, &peer, fetch, &trace) => Some(granted),
+            // The asker sends nothing before it has the answer: it went away.
+            _ = connection.fill_buf() => None,
+        };
+        let Some(mut granted) = granted else {
+            trace.set("larder.outcome", "failed");
+            return None;
+        };
         let sent = async {
             let head = async {
                 common.rooms.write_before(connection, version, common.now()).await?;
