@@ -107,7 +107,7 @@ impl GpuActor {
             self.perform(effect, ctx);
         }
         self.pending.put_off();
-        if let Some(renewed) = self.hands.renewals.next(&self.hands.copy_pool) {
+        if let Some(renewed) = self.hands.renewals.next(&self.hands.copy_pool, self.hands.clock.elapsed()) {
             // In every life: the arena needs the memory, whichever life ordered it.
             self.hear(ctx, stream::once(renewed), Self::renewed);
         }
@@ -222,8 +222,8 @@ impl GpuActor {
 
     /// An extent has its new memory, or there is none.
     fn renewed(&mut self, renewed: Renewed) -> Event {
-        let Hands { renewals, arena, .. } = &mut self.hands;
-        let occupied = renewals.end(renewed, arena);
+        let Hands { renewals, arena, clock, .. } = &mut self.hands;
+        let occupied = renewals.end(renewed, arena, clock.elapsed());
         #[cfg(test)]
         super::lives::planted();
         occupied.map_or(Event::Alarm, |extent| self.is_occupied(extent))

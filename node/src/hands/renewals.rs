@@ -1,6 +1,7 @@
 //! Extents that get new memory from the copy pool.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::sync::oneshot::error::RecvError;
@@ -16,6 +17,8 @@ pub(crate) struct Renewals {
     /// Whether the copy pool makes memory for one.
     is_renewing: bool,
     failures: RenewalFailures,
+    /// No memory is asked for before then.
+    from: Duration,
 }
 
 /// An extent, and its new memory.
@@ -35,9 +38,13 @@ impl Renewals {
     }
 
     /// Orders new memory for an extent, one at a time: the memory of an extent takes as long as some hundred copies. The others
-    /// wait, also if the copy pool has no room. The result belongs to [`Self::end`].
-    pub(crate) fn next(&mut self, copy_pool: &CopyPool) -> Option<impl Future<Output = Renewed> + use<>> {
-        if self.is_renewing {
+    /// wait, also if the copy pool has no room, and for a while after a failure. The result belongs to [`Self::end`].
+    pub(crate) fn next(
+        &mut self,
+        copy_pool: &CopyPool,
+        now: Duration,
+    ) -> Option<impl Future<Output = Renewed> + use<>> {
+        if self.is_renewing || now < self.from {
             return None;
         }
         let renewal = self.waiting.pop()?;
@@ -48,7 +55,12 @@ impl Renewals {
     }
 
     /// Gives an extent its new memory; returns the extent, or `None` if there is no memory.
-    pub(crate) fn end(&mut self, (extent, renewed): Renewed, arena: &mut Arena) -> Option<u32> {
+    pub(crate) fn end(
+        &mut self,
+        (extent, renewed): Renewed,
+        arena: &mut Arena,
+        now: Duration,
+    ) -> Option<u32> {
         self.is_renewing = false;
         match renewed {
             Ok(Ok(memory)) => {
@@ -62,6 +74,7 @@ impl Renewals {
                 if self.failures.is_news(&error.to_string()) {
                     tracing::error!(extent, %error, "an extent got no new memory: the node tries again and again");
                 }
+                self.from = now + self.failures.pause();
                 // Others go first.
                 self.waiting.insert(0, arena.vacate(extent));
             }
@@ -85,12 +98,24 @@ impl RenewalFailures {
         is_news
     }
 
+    /// The pause before the next attempt. It doubles with each failure in a row.
+    fn pause(&self) -> Duration {
+        let doublings = self.count.saturating_sub(1).min(LONGEST_PAUSE_DOUBLINGS) as u32;
+        FIRST_PAUSE * 2_u32.pow(doublings)
+    }
+
     /// Notes a success; returns the number of failures before it, if there were any.
     fn end(&mut self) -> Option<u64> {
         let Self { count, .. } = std::mem::take(self);
         (count > 0).then_some(count)
     }
 }
+
+/// The pause after the first failure to get new memory.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The longest pause is 6.4 s.
+const LONGEST_PAUSE_DOUBLINGS: u64 = 6;
 
 #[cfg(test)]
 mod tests {
@@ -100,6 +125,8 @@ mod tests {
     use crate::arena::tests::arena;
     use crate::copy::CopyLimits;
     use crate::threads::pinned_to;
+
+    const NOW: Duration = Duration::from_secs(9);
 
     fn copy_pool(threads: usize) -> CopyPool {
         let limits = CopyLimits { threads, cpus: pinned_to().unwrap(), queue_orders: 4 };
@@ -117,9 +144,9 @@ mod tests {
         let (mut arena, copy_pool) = (arena(3), copy_pool(2));
         let mut renewals = all_of(&mut arena, 3);
         let mut renewed = Vec::new();
-        while let Some(coming) = renewals.next(&copy_pool) {
-            assert!(renewals.next(&copy_pool).is_none(), "one is under way");
-            renewed.extend(renewals.end(coming.await, &mut arena));
+        while let Some(coming) = renewals.next(&copy_pool, NOW) {
+            assert!(renewals.next(&copy_pool, NOW).is_none(), "one is under way");
+            renewed.extend(renewals.end(coming.await, &mut arena, NOW));
         }
         renewed.sort_unstable();
         assert_eq!(renewed, [0, 1, 2]);
@@ -127,26 +154,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_extent_that_got_no_memory_lets_others_go_first_and_is_tried_again() {
+    async fn an_extent_that_got_no_memory_lets_others_go_first_and_is_tried_again_after_a_pause() {
         let (mut arena, copy_pool) = (arena(2), copy_pool(2));
         let mut renewals = all_of(&mut arena, 2);
-        let (failed, _) = renewals.next(&copy_pool).unwrap().await;
+        let (failed, _) = renewals.next(&copy_pool, NOW).unwrap().await;
         let full = Err(MemoryError::Create(Errno::MFILE));
-        assert_eq!(renewals.end((failed, Ok(full)), &mut arena), None);
+        assert_eq!(renewals.end((failed, Ok(full)), &mut arena, NOW), None);
+        assert!(renewals.next(&copy_pool, NOW + FIRST_PAUSE / 2).is_none());
         for expected in [1 - failed, failed] {
-            let coming = renewals.next(&copy_pool).unwrap().await;
-            assert_eq!(renewals.end(coming, &mut arena), Some(expected));
+            let coming = renewals.next(&copy_pool, NOW + FIRST_PAUSE).unwrap().await;
+            assert_eq!(renewals.end(coming, &mut arena, NOW), Some(expected));
         }
-        assert!(renewals.next(&copy_pool).is_none());
+        assert!(renewals.next(&copy_pool, NOW + FIRST_PAUSE).is_none());
     }
 
     #[tokio::test]
     async fn an_extent_waits_for_room_in_the_copy_pool() {
         let mut arena = arena(2);
         let mut renewals = all_of(&mut arena, 1);
-        assert!(renewals.next(&copy_pool(0)).is_none());
-        let coming = renewals.next(&copy_pool(1)).unwrap().await;
-        assert_eq!(renewals.end(coming, &mut arena), Some(0));
+        assert!(renewals.next(&copy_pool(0), NOW).is_none());
+        let coming = renewals.next(&copy_pool(1), NOW).unwrap().await;
+        assert_eq!(renewals.end(coming, &mut arena, NOW), Some(0));
     }
 
     #[test]
