@@ -364,7 +364,8 @@ impl Resolver {
     /// All addresses of these names, each once.
     async fn resolve(&mut self, names: &[String]) -> Vec<SocketAddr> {
         let found = join_all(names.iter().map(async |name| {
-            let found = timeout(RESOLVE_DEADLINE, tokio::net::lookup_host(name)).await;
+            let deadline = if self.0.contains_key(name) { RESOLVE_AGAIN_DEADLINE } else { RESOLVE_DEADLINE };
+            let found = timeout(deadline, tokio::net::lookup_host(name)).await;
             let found = found.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
             found.map(Iterator::collect).inspect_err(
                 |error| tracing::debug!(name, %error, "the name of a coordinator has no address"),
@@ -384,8 +385,12 @@ impl Resolver {
 /// The most addresses of coordinators to dial: five coordinators, each with three.
 pub const MAX_ADDRESSES: usize = 16;
 
-/// How long the resolution of a name may take: a server of names that is silent does not keep others' names waiting.
+/// How long the first resolution of a name may take.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long the resolution of a name may take whose addresses are known. Far less than the silence after which a node is suspect:
+/// while the server of names is silent, the nodes follow a new leader at the known addresses.
+const RESOLVE_AGAIN_DEADLINE: Duration = Duration::from_millis(500);
 
 /// How long a handshake may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(2);

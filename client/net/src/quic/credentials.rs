@@ -89,9 +89,12 @@ pub enum CredentialsError {
     Authorities(#[source] rustls::server::VerifierBuilderError),
 }
 
+/// The contents of credentials' files: authorities, certificate and key.
+pub(super) type Pem = [Vec<u8>; 3];
+
 impl CredentialFiles {
     /// Authorities, certificate and key as they are in the files.
-    pub(super) fn read(&self) -> Result<[Vec<u8>; 3], CredentialsError> {
+    pub(super) fn read(&self) -> Result<Pem, CredentialsError> {
         let read = |path: &PathBuf| {
             std::fs::read(path).map_err(|source| CredentialsError::Read { path: path.clone(), source })
         };

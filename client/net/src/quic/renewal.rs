@@ -4,8 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::credentials::digest;
-use super::{CredentialFiles, Credentials, InspectError, Inspected, inspect, inspect_pem};
+use super::credentials::{Pem, digest};
+use super::{CredentialFiles, Credentials, CredentialsError, InspectError, Inspected, inspect_pem};
+use crate::blocking::blocking;
 
 /// Calls `renew` with the certificates in `files` whenever they change. `credentials` are the credentials in use. Files that
 /// cannot be used, such as half-written files or another identity's, cause a warning and are read again later. A certificate in
@@ -21,32 +22,52 @@ pub async fn renew_when_changed(
     renew: impl Fn(&Credentials),
     expires: impl Fn(Option<SystemTime>),
 ) {
+    // The folder's drive or server may hang.
+    let read = async || {
+        let files = files.clone();
+        blocking(move || files.read()).await
+    };
+    renew_from(read, &files, credentials, every, renew, expires).await;
+}
+
+async fn renew_from(
+    read: impl AsyncFn() -> Result<Pem, CredentialsError>,
+    files: &CredentialFiles,
+    credentials: Credentials,
+    every: Duration,
+    renew: impl Fn(&Credentials),
+    expires: impl Fn(Option<SystemTime>),
+) {
     // The files may have changed since these were read.
     let mut in_use = credentials.pem();
-    let mut files_in_use = files.read().ok().filter(|pem| is(pem, in_use));
+    let mut files_in_use = read().await.ok().filter(|pem| is(pem, in_use));
     let mut refused = None;
     // The clock of the system may run ahead and be set back.
     let mut next_warning = Instant::now();
     loop {
         let now = Instant::now();
-        if now >= next_warning && files.read().is_ok_and(|pem| is(&pem, in_use)) {
-            judge(&files, SystemTime::now(), &expires);
+        if now >= next_warning
+            && let Some(pem) = &files_in_use
+        {
+            judge(pem, SystemTime::now(), &expires);
             next_warning = now + WARNED_EVERY;
         }
         tokio::time::sleep(every).await;
-        let pem = match files.read() {
-            Ok(pem) if is(&pem, in_use) => continue,
+        let pem = match read().await {
+            Ok(pem) if is(&pem, in_use) => {
+                files_in_use = Some(pem);
+                continue;
+            }
             Ok(pem) => pem,
             Err(error) => {
                 tracing::warn!(%error, ?files, "the certificates cannot be read: the old ones stay in use");
                 continue;
             }
         };
-        let is_valid = |[ca, certificate, key]: &[Vec<u8>; 3]| {
-            inspect_pem(ca, certificate, key, SystemTime::now()).map(drop)
-        };
-        if let Err(error @ (InspectError::Expired { .. } | InspectError::NotYet { .. })) = is_valid(&pem)
-            && files_in_use.as_ref().is_some_and(|pem| is_valid(pem).is_ok())
+        let now = SystemTime::now();
+        if let Err(error @ (InspectError::Expired { .. } | InspectError::NotYet { .. })) =
+            inspect_at(&pem, now)
+            && files_in_use.as_ref().is_some_and(|pem| inspect_at(pem, now).is_ok())
         {
             if refused.as_ref() != Some(&pem) {
                 tracing::warn!(%error, "the new certificate is not valid now: the old one stays in use");
@@ -76,10 +97,10 @@ pub async fn renew_when_changed(
 }
 
 /// Judges the certificate in use as others would.
-fn judge(files: &CredentialFiles, now: SystemTime, expires: &impl Fn(Option<SystemTime>)) {
+fn judge(pem: &Pem, now: SystemTime, expires: &impl Fn(Option<SystemTime>)) {
     let days = |time: Duration| time.as_secs() / SECONDS_OF_A_DAY;
     let remedy = "`larder ca issue` makes a new one, which is used without a restart";
-    match inspect(files, now) {
+    match inspect_at(pem, now) {
         Ok(Inspected { identity, not_after }) => {
             expires(not_after);
             let left = not_after.map(|end| end.duration_since(now).unwrap_or_default());
@@ -114,8 +135,12 @@ const SOON: Duration = Duration::from_secs(7 * SECONDS_OF_A_DAY);
 const SECONDS_OF_A_DAY: u64 = 86_400;
 
 /// Whether the credentials in use were made of these files.
-fn is([ca, certificate, key]: &[Vec<u8>; 3], in_use: u64) -> bool {
+fn is([ca, certificate, key]: &Pem, in_use: u64) -> bool {
     digest([ca, certificate, key]) == in_use
+}
+
+fn inspect_at([ca, certificate, key]: &Pem, now: SystemTime) -> Result<Inspected, InspectError> {
+    inspect_pem(ca, certificate, key, now)
 }
 
 #[cfg(test)]
@@ -143,7 +168,8 @@ mod tests {
         let expires = |_| judged.set(judged.get() + 1);
         let hour = Duration::from_secs(3_600);
         // Only the time of tokio passes.
-        timeout(hour * 49, renew_when_changed(files, credentials, hour, |_| {}, expires)).await.unwrap_err();
+        let read = async || files.read();
+        timeout(hour * 49, renew_from(read, &files, credentials, hour, |_| {}, expires)).await.unwrap_err();
         assert_eq!(judged.get(), 3);
     }
 }

@@ -37,14 +37,32 @@ impl TracingConfig {
     }
 
     /// Takes the endpoint of the environment (`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, else `OTEL_EXPORTER_OTLP_ENDPOINT`) if
-    /// the file names none.
+    /// the file names none. An endpoint there that cannot be used causes a warning and nothing else: such variables are set for
+    /// many programs at once. The second variable names a base, as in OpenTelemetry's specification of the OTLP exporter.
     #[must_use]
-    pub fn or_from_environment(mut self) -> Self {
-        let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
-        self.endpoint = self
-            .endpoint
-            .or_else(|| variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
-            .or_else(|| variable("OTEL_EXPORTER_OTLP_ENDPOINT"));
+    pub fn or_from_environment(self) -> Self {
+        self.or_from(|name| std::env::var(name).ok())
+    }
+
+    fn or_from(mut self, variable: impl Fn(&str) -> Option<String>) -> Self {
+        let usable = |name: &str, path: &str| {
+            let value = variable(name).filter(|value| !value.is_empty())?;
+            let endpoint = Some(format!("{}{path}", value.trim_end_matches('/')));
+            let found = Self { endpoint, ..self.clone() };
+            if found.url().is_err() {
+                tracing::warn!(
+                    variable = name,
+                    value,
+                    "no spans are sent there: larder needs http://host:port of a collector that takes OTLP over HTTP, usually port 4318"
+                );
+                return None;
+            }
+            found.endpoint
+        };
+        if self.endpoint.is_none() {
+            self.endpoint = usable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+                .or_else(|| usable("OTEL_EXPORTER_OTLP_ENDPOINT", USUAL_PATH));
+        }
         self
     }
 
@@ -82,6 +100,24 @@ mod tests {
         assert_eq!(url("http://[::1]:4318/").unwrap().unwrap(), "http://[::1]:4318/v1/traces");
         assert_eq!(url("http://gateway/otlp/v1/traces").unwrap().unwrap(), "http://gateway/otlp/v1/traces");
         assert_eq!(TracingConfig::default().url(), Ok(None));
+    }
+
+    #[test]
+    fn the_environments_endpoint_is_a_base_or_whole_and_one_that_cannot_be_used_is_passed_over() {
+        const WHOLE: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+        const BASE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+        let url = |set: &[(&str, &str)]| {
+            let value =
+                |name: &str| set.iter().find(|(of, _)| *of == name).map(|(_, value)| (*value).to_owned());
+            TracingConfig::default().or_from(value).url().unwrap()
+        };
+        assert_eq!(url(&[(BASE, "http://c:4318/otlp")]).unwrap(), "http://c:4318/otlp/v1/traces");
+        assert_eq!(url(&[(BASE, "http://c:4318/")]).unwrap(), "http://c:4318/v1/traces");
+        assert_eq!(url(&[(BASE, "http://c:4318"), (WHOLE, "http://d:1/spans")]).unwrap(), "http://d:1/spans");
+        assert_eq!(url(&[(BASE, "https://c:4317")]), None);
+        assert_eq!(url(&[(BASE, "c:4317"), (WHOLE, "")]), None);
+        let of_the_file = TracingConfig { endpoint: Some("http://f:1".to_owned()), sample_ratio: 0.0 };
+        assert_eq!(of_the_file.clone().or_from(|_| panic!("it is not asked")), of_the_file);
     }
 
     #[test]
