@@ -9,7 +9,7 @@ use crate::trace::{CHUNK_TOKENS, History, Request};
 /// The prompts of a trace.
 #[derive(Debug, Clone)]
 pub struct Workload {
-    /// In the order of the trace.
+    /// In the order of the trace, with times since its earliest request.
     pub prompts: Vec<Prompt>,
     /// Number of different blocks among the prompts.
     pub distinct_blocks: u64,
@@ -34,6 +34,8 @@ impl Workload {
     }
 
     fn of(trace: &[Request], chunk_tokens: u64, partial_blocks: bool) -> Self {
+        // An absolute time would change the ages that policies measure.
+        let start_ms = trace.iter().map(|request| request.timestamp_ms).min().unwrap_or_default();
         let mut numbers = HashMap::new();
         let prompts: Vec<Prompt> = trace
             .iter()
@@ -49,7 +51,7 @@ impl Workload {
                     *numbers.entry(*id).or_insert(next)
                 };
                 Prompt {
-                    at_ms: request.timestamp_ms,
+                    at_ms: request.timestamp_ms - start_ms,
                     tokens: request.input_tokens,
                     blocks: request.block_ids[..kept].iter().map(&mut number).collect(),
                     usable,
@@ -63,8 +65,7 @@ impl Workload {
     /// Trace time between the first request and the last, in milliseconds.
     #[must_use]
     pub fn span_ms(&self) -> u64 {
-        let first = self.prompts.iter().map(|prompt| prompt.at_ms).min().unwrap_or_default();
-        self.prompts.iter().map(|prompt| prompt.at_ms).max().unwrap_or_default() - first
+        self.prompts.iter().map(|prompt| prompt.at_ms).max().unwrap_or_default()
     }
 
     /// Tokens of all prompts.
@@ -85,7 +86,13 @@ mod tests {
             output_tokens: 1,
             block_ids: ids.to_vec(),
         };
-        vec![request(5, 600, &[70, 90]), request(25, 1_024, &[70, 80])]
+        vec![request(25, 600, &[70, 90]), request(5, 1_024, &[70, 80])]
+    }
+
+    #[test]
+    fn times_begin_at_the_first_request_whatever_the_clock_of_the_trace() {
+        let workload = Workload::new(&trace(), true);
+        assert!(workload.prompts.iter().map(|prompt| prompt.at_ms).eq([20, 0]));
     }
 
     #[test]
