@@ -254,21 +254,24 @@ impl std::fmt::Display for Chunks {
     }
 }
 
-/// Files in the order in which they were written: a node's log as `FILE.2`, `FILE.1`, `FILE`, in whatever order a
-/// shell names them; others as they are given.
+/// Files in the order in which they were written: a node's log as `FILE.2`, `FILE.1.gz`, `FILE`, in whatever order a
+/// shell names them; others as they are given. Numbers without `FILE` itself may be those of a trace's parts.
 #[must_use]
 pub fn oldest_first(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
-    let first = files.first().map(|file| rotation(file).0);
-    if files.iter().all(|file| Some(rotation(file).0) == first) {
+    let written = files.iter().map(|file| rotation(file)).find(|(_, number)| number.is_none());
+    if written.is_some_and(|(written, _)| files.iter().all(|file| rotation(file).0 == written)) {
         files.sort_by_key(|file| std::cmp::Reverse(rotation(file).1));
     }
     files
 }
 
-/// A file without the number that rotation gave it, and the number, 0 for the file that is being written.
-fn rotation(file: &Path) -> (PathBuf, u32) {
+/// A file without the number that rotation gave it and without its packer's ending, and the number; the file that is being
+/// written has none.
+fn rotation(file: &Path) -> (PathBuf, Option<u32>) {
+    let is_packed = file.extension().is_some_and(|packer| packer == "gz" || packer == "zst");
+    let file = if is_packed { file.with_extension("") } else { file.to_owned() };
     let number = file.extension().and_then(|number| number.to_str()?.parse().ok());
-    number.map_or_else(|| (file.to_owned(), 0), |number| (file.with_extension(""), number))
+    (if number.is_some() { file.with_extension("") } else { file }, number)
 }
 
 /// Bits of a recorded id; the bits above tell namespaces apart.
@@ -431,7 +434,12 @@ mod tests {
         let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
         let log = oldest_first(paths(&["d/log.jsonl", "d/log.jsonl.1", "d/log.jsonl.10", "d/log.jsonl.2"]));
         assert_eq!(log, paths(&["d/log.jsonl.10", "d/log.jsonl.2", "d/log.jsonl.1", "d/log.jsonl"]));
-        let others = paths(&["monday.jsonl", "tuesday.jsonl.3"]);
-        assert_eq!(oldest_first(others.clone()), others);
+        let packed = oldest_first(paths(&["log.jsonl", "log.jsonl.1", "log.jsonl.2.gz", "log.jsonl.3.zst"]));
+        assert_eq!(packed, paths(&["log.jsonl.3.zst", "log.jsonl.2.gz", "log.jsonl.1", "log.jsonl"]));
+        for others in
+            [&["monday.jsonl", "tuesday.jsonl.3"][..], &["trace.1", "trace.2"], &["trace.00", "trace.01"]]
+        {
+            assert_eq!(oldest_first(paths(others)), paths(others));
+        }
     }
 }
