@@ -74,6 +74,17 @@ impl Request {
     }
 }
 
+/// Puts requests in the order of their times; equal times keep their order. Returns how many stood behind later ones.
+pub fn sort_by_time(requests: &mut [Request]) -> usize {
+    let (mut unordered, mut latest_ms) = (0, 0);
+    for request in &*requests {
+        unordered += usize::from(request.timestamp_ms < latest_ms);
+        latest_ms = latest_ms.max(request.timestamp_ms);
+    }
+    requests.sort_by_key(|request| request.timestamp_ms);
+    unordered
+}
+
 impl<R: BufRead> TraceReader<R> {
     /// Reads from `lines`.
     pub fn new(lines: R) -> Self {

@@ -213,12 +213,7 @@ impl Args {
         }
         let nothing = || Usage(format!("cannot plan with {}", self.files[0].display()));
         let history = history.finish().with_context(nothing)?;
-        if history.unordered() > 0 {
-            let (unordered, all) = (history.unordered(), history.requests().len());
-            output::note(format_args!(
-                "{unordered} of {all} requests stood behind requests of a later time: all are played by their times"
-            ));
-        }
+        note_unordered(history.unordered(), history.requests().len());
         if history.untimed() > 0 {
             let (untimed, all) = (history.untimed(), history.requests().len());
             output::note(format_args!(
@@ -350,6 +345,15 @@ fn disk_chunks(text: &str) -> Result<u64, String> {
 
 /// Chunks of one node: a thousand million are more than any memory holds.
 const MAX_CAPACITY_CHUNKS: u64 = 1_000_000_000;
+
+/// Says that requests of a trace were out of order, if some were.
+pub(super) fn note_unordered(unordered: usize, all: usize) {
+    if unordered > 0 {
+        output::note(format_args!(
+            "{unordered} of {all} requests stood behind requests of a later time: all are played by their times"
+        ));
+    }
+}
 
 /// A number above 0.
 pub(super) fn positive(text: &str) -> Result<f64, String> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use larder_core::placement::PlacementRule;
 use larder_core::store::policy::PolicyName;
 
-use super::plan::positive;
+use super::plan::{note_unordered, positive};
 use crate::address::Coordinators;
 use crate::clock::now;
 use crate::cluster::{NodeAddress, TENANT, ask_node};
@@ -29,7 +29,7 @@ use crate::replay::{
     DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE, Driver, Load, MAX_REQUESTS_IN_FLIGHT, REQUESTS_IN_FLIGHT,
     Report, USUAL_REQUESTS_IN_FLIGHT,
 };
-use crate::trace::{Request, TraceReader, source};
+use crate::trace::{Request, TraceReader, sort_by_time, source};
 use crate::tracing::TraceOptions;
 use crate::{context, output, signals, values};
 use anyhow::{Context as _, anyhow, bail};
@@ -41,7 +41,7 @@ use serde::Serialize;
 ///
 /// Each request looks its prompt up, leases the cached chunks and copies them out. It compares the bytes with the bytes that the
 /// chunks' keys imply, makes the bytes of the other chunks, and saves these. Only full chunks of 512 tokens are cached. Requests
-/// start in the order of the trace, four sessions at a time; a session's next turn starts when the turn before it is saved. The
+/// start in the order of their times, four sessions at a time; a session's next turn starts when the turn before it is saved. The
 /// command fails on a wrong byte or a failed request.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -348,7 +348,9 @@ impl Args {
         };
         let wrong = || Usage(format!("cannot play {}", path.display()));
         let lines = source::open(path).with_context(wrong)?;
-        TraceReader::new(lines).read_all(self.limit).with_context(wrong)
+        let mut requests = TraceReader::new(lines).read_all(self.limit).with_context(wrong)?;
+        note_unordered(sort_by_time(&mut requests), requests.len());
+        Ok(requests)
     }
 
     /// The name of the trace, which the hashes of its chunks include.
@@ -466,7 +468,28 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn requests_are_played_by_their_times_wherever_they_are_in_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.jsonl");
+        let line = |at: u64, id: u64| {
+            format!("{{\"timestamp\":{at},\"input_length\":9,\"output_length\":1,\"hash_ids\":[{id}]}}\n")
+        };
+        std::fs::write(&path, [line(30, 1), line(10, 2), line(30, 3), line(20, 4)].concat()).unwrap();
+        let line = Line::parse_from(["replay", path.to_str().unwrap()]);
+        let ids = line.args.trace().unwrap().into_iter().map(|request| request.block_ids[0]);
+        assert_eq!(ids.collect::<Vec<_>>(), [2, 4, 1, 3]);
+    }
 
     #[test]
     fn a_node_that_was_restarted_counts_its_forwarded_chunks_from_0() {

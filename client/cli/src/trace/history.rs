@@ -13,7 +13,7 @@ use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
 use super::aiperf::{self, Chainer, InputRow};
 use super::lines::Lines;
 use super::places::Places;
-use super::{BAILIAN_BLOCK_TOKENS, CHUNK_TOKENS, Line, Request, TraceError, request};
+use super::{BAILIAN_BLOCK_TOKENS, CHUNK_TOKENS, Line, Request, TraceError, request, sort_by_time};
 
 /// The requests of one trace or log, from one or several files.
 #[derive(Debug, Default)]
@@ -112,12 +112,7 @@ impl History {
     /// [`TraceError::Empty`], or [`TraceError::NoSuchNamespace`]: there is no request to plan with.
     pub fn finish(mut self) -> Result<Self, TraceError> {
         if !self.is_log() {
-            let mut latest_ms = 0;
-            for request in &self.requests {
-                self.unordered += usize::from(request.timestamp_ms < latest_ms);
-                latest_ms = latest_ms.max(request.timestamp_ms);
-            }
-            self.requests.sort_by_key(|request| request.timestamp_ms);
+            self.unordered = sort_by_time(&mut self.requests);
         }
         match self.wanted {
             _ if !self.requests.is_empty() => Ok(self),
