@@ -30,7 +30,8 @@ pub(crate) struct NodeSample {
 /// The answer of one node.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct NodeAnswer {
-    pub(crate) uptime_seconds: f64,
+    /// The node's life.
+    pub(crate) incarnation: u64,
     pub(crate) counters: Counters,
     pub(crate) gauges: Gauges,
 }
@@ -112,7 +113,7 @@ impl NodeAnswer {
         let total = |name, labels: &[(&str, &str)]| metrics.sum(name, labels);
         let disk = || actors().filter_map(|actor| actor.disk.as_ref());
         Self {
-            uptime_seconds: status.uptime_seconds,
+            incarnation: status.incarnation,
             counters: Counters {
                 tokens_asked: actors().map(|actor| actor.tokens_asked).sum::<u64>() as f64,
                 tokens_hit: actors().map(|actor| actor.tokens_hit).sum::<u64>() as f64,

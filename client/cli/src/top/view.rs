@@ -75,7 +75,7 @@ impl View {
 
 impl Numbers {
     fn between(before: Option<NodeAnswer>, after: NodeAnswer, seconds: f64) -> Self {
-        let NodeAnswer { uptime_seconds, counters, gauges } = after;
+        let NodeAnswer { incarnation, counters, gauges } = after;
         let Gauges {
             host_chunks,
             host_bytes,
@@ -86,8 +86,8 @@ impl Numbers {
             sessions,
             leases,
         } = gauges;
-        // Less uptime means another life, whose counters began at 0.
-        let before = before.filter(|before| before.uptime_seconds <= uptime_seconds && seconds > 0.0);
+        // The counters of another life began at 0.
+        let before = before.filter(|before| before.incarnation == incarnation && seconds > 0.0);
         let grown =
             |of: fn(&Counters) -> f64| before.map(|before| (of(&counters) - of(&before.counters)).max(0.0));
         let rate = |of| grown(of).map(|grown| grown / seconds);
@@ -160,14 +160,14 @@ mod tests {
 
     use super::*;
 
-    fn said(uptime_seconds: f64, tokens: f64) -> NodeAnswer {
+    fn said(incarnation: u64, tokens: f64) -> NodeAnswer {
         let counters = Counters {
             tokens_asked: tokens,
             tokens_hit: tokens / 4.0,
             requests: tokens,
             ..Counters::default()
         };
-        NodeAnswer { uptime_seconds, counters, gauges: Gauges { host_chunks: 5, ..Gauges::default() } }
+        NodeAnswer { incarnation, counters, gauges: Gauges { host_chunks: 5, ..Gauges::default() } }
     }
 
     fn sample(at: Instant, nodes: &[(&str, Option<NodeAnswer>)]) -> Sample {
@@ -182,8 +182,8 @@ mod tests {
     #[test]
     fn rates_are_those_of_the_interval_and_not_since_the_start() {
         let start = crate::clock::now();
-        let before = sample(start, &[("a", Some(said(10.0, 1_000.0)))]);
-        let mut later = said(12.0, 1_200.0);
+        let before = sample(start, &[("a", Some(said(7, 1_000.0)))]);
+        let mut later = said(7, 1_200.0);
         later.counters.tokens_hit = 250.0 + 150.0;
         let view = View::between(&before, &sample(start + Duration::from_secs(2), &[("a", Some(later))]));
         let numbers = view.nodes[0].numbers.unwrap();
@@ -194,9 +194,9 @@ mod tests {
     #[test]
     fn a_node_that_is_new_or_started_again_has_no_rates_and_one_that_is_silent_no_numbers() {
         let start = crate::clock::now();
-        let before = sample(start, &[("a", Some(said(10.0, 1_000.0))), ("c", Some(said(5.0, 1.0)))]);
-        let after = [("a", Some(said(0.5, 8.0))), ("b", Some(said(90.0, 8.0))), ("c", None)];
-        let view = View::between(&before, &sample(start + Duration::from_secs(1), &after));
+        let before = sample(start, &[("a", Some(said(7, 1_000.0))), ("c", Some(said(8, 1.0)))]);
+        let after = [("a", Some(said(9, 1_008.0))), ("b", Some(said(10, 8.0))), ("c", None)];
+        let view = View::between(&before, &sample(start + Duration::from_secs(3), &after));
         for number in [0, 1] {
             let numbers = view.nodes[number].numbers.unwrap();
             assert_eq!((numbers.hit_rate, numbers.requests_per_second, numbers.host_chunks), (None, None, 5));
