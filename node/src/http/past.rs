@@ -20,7 +20,7 @@ use super::why::Now;
 pub struct PastStatus {
     /// The policy in force; empty if nothing is cached yet.
     pub policy: String,
-    /// Chunks that memory and disk keep at present.
+    /// Chunks that memory and disk keep at present. With `write_through`, those in memory are on disk too, and count once.
     pub capacity_chunks: u64,
     /// Bytes of a chunk, on average over the cached chunks.
     pub chunk_bytes: u64,

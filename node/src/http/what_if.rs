@@ -31,7 +31,7 @@ pub struct WhatIfStatus {
 pub struct PlayedStatus {
     /// The policy in force.
     pub policy: String,
-    /// Chunks that memory and disk keep at present.
+    /// Chunks that memory and disk keep at present. With `write_through`, those in memory are on disk too, and count once.
     pub capacity_chunks: u64,
     /// Bytes of a chunk, on average over the cached chunks.
     pub chunk_bytes: u64,
@@ -152,11 +152,23 @@ impl Present {
             let room = report.usage.bytes.total / chunk_bytes;
             report.usage.capacity_chunks.map_or(room, |chunks| chunks.min(room))
         };
-        let in_memory: u64 = reports.iter().map(in_memory).sum();
-        let on_disk = sum(|report| report.disk_fill.map_or(0, |(_, capacity)| capacity)) / chunk_bytes;
-        let policy = reports.first()?.policy;
-        Some(Self { policy, capacity_chunks: in_memory + on_disk, chunk_bytes })
+        let capacity = |report: &ActorReport| {
+            let (memory, disk) = (in_memory(report), on_disk(report, chunk_bytes));
+            match report.usage.disk {
+                Some(usage) if usage.writes_through => memory.max(disk),
+                _ => memory + disk,
+            }
+        };
+        let capacity_chunks = reports.iter().map(capacity).sum();
+        Some(Self { policy: reports.first()?.policy, capacity_chunks, chunk_bytes })
     }
+}
+
+/// Chunks that an actor's disk has room for. A record is larger than its block: it counts as the average of those on disk.
+fn on_disk(report: &ActorReport, chunk_bytes: u64) -> u64 {
+    let Some((used, capacity)) = report.disk_fill else { return 0 };
+    let chunks = report.usage.disk.map_or(0, |usage| usage.chunks);
+    capacity / used.checked_div(chunks).unwrap_or(chunk_bytes).max(chunk_bytes)
 }
 
 fn played_status(present: &Present, played: Played<Tried>) -> PlayedStatus {
@@ -190,3 +202,40 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// All other threads go first.
 const LOWEST_PRIORITY: i32 = 19;
+
+#[cfg(test)]
+mod tests {
+    use larder_core::store::{Bytes, DiskUsage, Usage};
+
+    use super::*;
+
+    fn capacity(disk: Option<(bool, u64)>) -> u64 {
+        let usage = Usage {
+            bytes: Bytes { total: 10 << 20, ..Bytes::default() },
+            cached_chunks: 4,
+            cached_bytes: 4 << 20,
+            disk: disk.map(|(writes_through, chunks)| DiskUsage {
+                writes_through,
+                chunks,
+                ..DiskUsage::default()
+            }),
+            ..Usage::default()
+        };
+        let report = ActorReport {
+            usage,
+            policy: PolicyName::Lru,
+            tokens_asked: 0,
+            tokens_hit: 0,
+            tenants: Vec::new(),
+            disk_fill: disk.map(|(_, chunks)| (chunks * (5 << 18), 100 << 20)),
+            disk_trouble: None,
+        };
+        Present::of(&[report]).unwrap().capacity_chunks
+    }
+
+    #[test]
+    fn a_chunk_in_memory_and_on_disk_counts_once_and_a_record_by_its_own_size() {
+        assert_eq!((capacity(None), capacity(Some((false, 0)))), (10, 110));
+        assert_eq!((capacity(Some((false, 8))), capacity(Some((true, 8)))), (90, 80));
+    }
+}

@@ -44,6 +44,8 @@ pub(super) struct Disk {
 pub struct DiskUsage {
     /// Chunks on disk.
     pub chunks: u64,
+    /// Whether each chunk is written at its commit, so that memory keeps only chunks that are on disk too.
+    pub writes_through: bool,
     /// Bytes of chunks that wait to be written, or are being written.
     pub waiting_bytes: u64,
     /// Chunks that were not written because too many waited.
@@ -64,7 +66,8 @@ impl Disk {
 
     pub(super) fn usage(&self) -> DiskUsage {
         let (waiting_bytes, shed) = self.line.usage();
-        DiskUsage { chunks: self.chunks, waiting_bytes, shed }
+        let writes_through = self.line.writes_through();
+        DiskUsage { chunks: self.chunks, writes_through, waiting_bytes, shed }
     }
 }
 

@@ -135,6 +135,10 @@ impl WriteLine {
         }
     }
 
+    pub(super) fn writes_through(&self) -> bool {
+        self.policy == Some(WritePolicy::WriteThrough)
+    }
+
     /// The bytes of chunks that wait or are being written, and the number of chunks that were not written because too many
     /// waited.
     pub(super) fn usage(&self) -> (u64, u64) {
