@@ -27,7 +27,7 @@ use super::link::{Link, LinkError, LinkSettings, OpenLink, RequestError};
 use super::losses::{Losses, Served};
 use super::namespace::replay_namespace;
 use super::progress::Progress;
-use super::route::Router;
+use super::route::{Router, cost_at};
 use super::sessions::Schedule;
 use super::tally::Transport;
 use super::{Report, Tally, part_chunks};
@@ -284,11 +284,7 @@ impl Driver {
                 router.ask(hashes, request.input_tokens, backlogs).await
             }
         };
-        let cost = |node: usize| {
-            let name = self.nodes[node].node();
-            let costs = costs.iter().flat_map(|costs| &costs.nodes);
-            costs.into_iter().find(|cost| cost.name == name).map_or(0, |cost| cost.cost_tokens)
-        };
+        let cost = |node: usize| cost_at(costs.as_ref(), &self.nodes[node].node());
         let state = &mut *self.state.borrow_mut();
         let may_serve = |node: usize| self.nodes[node].may_serve();
         let is_well = |node: usize| may_serve(node) && !self.nodes[node].leaves();

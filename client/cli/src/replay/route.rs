@@ -38,6 +38,15 @@ struct RouteQuestion {
     backlog_tokens: BTreeMap<String, u64>,
 }
 
+/// The cost of a request at a node, in tokens: the same at all nodes without the coordinator's answer, and the most at a node that
+/// the coordinator does not know.
+pub(super) fn cost_at(answer: Option<&PrefixAnswer>, node: &str) -> u64 {
+    answer.map_or(0, |answer| {
+        let known = answer.nodes.iter().find(|known| known.name == node);
+        known.map_or(u64::MAX, |known| known.cost_tokens)
+    })
+}
+
 impl Router {
     /// A router of requests for a namespace's chunks.
     pub(crate) fn new(coordinator: Coordinators, namespace: &Fingerprint) -> Self {
@@ -63,5 +72,20 @@ impl Router {
             first_answer(coordinator.each(), |one| http::post_json(one, "/v1/prefix", &question)).ok()
         };
         tokio::task::spawn_blocking(ask).await.ok().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_the_coordinator_does_not_know_costs_most() {
+        let held = serde_json::json!({"chunks": 0, "tokens": 0});
+        let node = serde_json::json!({"name": "a", "chunks": 0, "tokens": 0, "cost_tokens": 9});
+        let answer = serde_json::json!({"cluster": held, "nodes": [node], "silent_homes": []});
+        let answer: PrefixAnswer = serde_json::from_value(answer).unwrap();
+        assert_eq!((cost_at(Some(&answer), "a"), cost_at(Some(&answer), "b")), (9, u64::MAX));
+        assert_eq!(cost_at(None, "b"), 0);
     }
 }
