@@ -58,12 +58,11 @@ pub struct Report {
     pub lookup_p50_us: f64,
     /// 99th percentile of the time of a lookup, in microseconds.
     pub lookup_p99_us: f64,
-    /// Median time to lease and copy out a request's hits, for requests whose hits were all in the asked node, in
-    /// microseconds.
+    /// Median time to lease and copy out a request's hits, for requests without hits of other nodes, in microseconds.
     pub fetch_p50_us: f64,
     /// 99th percentile of the same time, in microseconds.
     pub fetch_p99_us: f64,
-    /// The same median for requests that had chunks of other nodes.
+    /// The same median for requests with hits of other nodes.
     pub peer_fetch_p50_us: f64,
     /// 99th percentile of the same time, in microseconds.
     pub peer_fetch_p99_us: f64,

@@ -109,13 +109,18 @@ impl Driver {
             took += now() - start;
             tally.check(hash, block);
         }
-        tally.fetched(took, found.spans.iter().any(|span| span.tier == Tier::Peer));
+        tally.fetched(took, has_peers(found, leased));
         for span in &found.spans {
             let served = (span.to as usize).min(leased).saturating_sub(span.from as usize);
             tally.hit(span.tier, served as u64 * CHUNK_TOKENS);
         }
         Ok(served)
     }
+}
+
+/// Whether some of the first `leased` chunks came from other nodes.
+fn has_peers(found: &Found, leased: usize) -> bool {
+    found.spans.iter().any(|span| span.tier == Tier::Peer && (span.from as usize) < leased)
 }
 
 /// The chunks at the front of a prompt that are in the memory of the node.
@@ -130,6 +135,14 @@ mod tests {
     use larder_protocol::session::Span;
 
     use super::*;
+
+    #[test]
+    fn a_request_whose_lease_ended_before_the_chunks_of_other_nodes_got_nothing_from_them() {
+        let span = |from, to, tier| Span { from, to, tier };
+        let spans = vec![span(0, 2, Tier::Host), span(2, 3, Tier::Peer)];
+        let found = Found { tokens: 3 * CHUNK_TOKENS, spans, pin: None };
+        assert!(!has_peers(&found, 2) && has_peers(&found, 3));
+    }
 
     #[test]
     fn chunks_are_in_place_up_to_the_first_that_is_elsewhere() {
