@@ -82,6 +82,10 @@ pub struct Outcome {
     pub cost_per_hour: f64,
     /// Chunks that the object store has at the end.
     pub stored_chunks: u64,
+    /// Chunks that a node read from another node.
+    pub chunks_moved: u64,
+    /// Evicted chunks that another node took.
+    pub chunks_forwarded: u64,
     /// How long requests wait for their first token.
     #[serde(flatten)]
     pub wait: Wait,
@@ -114,6 +118,8 @@ impl Outcome {
             block_hit_rate: counts.blocks_hit as f64 / counts.blocks_asked.max(1) as f64,
             token_hit_rate: counts.tokens_hit as f64 / counts.tokens_asked.max(1) as f64,
             ns_per_op: seconds * 1e9 / counts.operations.max(1) as f64,
+            chunks_moved: counts.chunks_moved,
+            chunks_forwarded: counts.chunks_forwarded,
             counts,
         }
     }
@@ -174,7 +180,8 @@ mod tests {
             tokens_asked: 4,
             tokens_hit: 2,
             operations: 10,
-            ..Counts::default()
+            chunks_moved: 3,
+            chunks_forwarded: 5,
         };
         let wait = Wait { ttft_mean_ms: 5.0, ttft_p50_ms: 4.0, ttft_p99_ms: 9.0 };
         let run = Played { counts, wait, stored_chunks: 7 };
@@ -185,6 +192,7 @@ mod tests {
             "disk_chunks": 500, "object_store": true,
             "block_hit_rate": 0.25, "token_hit_rate": 0.5, "ns_per_op": 100.0,
             "cost_per_hour": prices.cost_per_hour(&scenario, 7), "stored_chunks": 7,
+            "chunks_moved": 3, "chunks_forwarded": 5,
             "ttft_mean_ms": 5.0, "ttft_p50_ms": 4.0, "ttft_p99_ms": 9.0,
         });
         assert_eq!(row, expected);

@@ -143,6 +143,8 @@ fn json_is_one_array_with_fractions_and_no_report_unless_asked() {
     assert_eq!(rows.len(), (2 + 2 * 4) + (2 + 2));
     assert!(rows.iter().all(|row| (0.0..=1.0).contains(&row["token_hit_rate"].as_f64().unwrap())));
     assert_eq!(rows[1]["capacity_chunks"], 3_000);
+    let recommended: Vec<&Value> = rows.iter().filter(|row| row["recommended"] == true).collect();
+    assert!(recommended.len() == 1 && recommended[0]["policy"] == "lru", "{recommended:?}");
     assert!(!dir.path().join("plan.html").exists());
 }
 

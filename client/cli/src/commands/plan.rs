@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use larder_protocol::limits::MAX_CHUNK_TOKENS;
+use serde::Serialize;
 
 use crate::failure::Usage;
 use crate::plan::advice::Goal;
@@ -176,6 +177,15 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// An element of the output of `--json`.
+#[derive(Serialize)]
+struct Row<'a> {
+    #[serde(flatten)]
+    outcome: &'a Outcome,
+    /// Whether this is the recommended size, and reaches the goal.
+    recommended: bool,
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let workload = args.workload()?;
     let prices = args.prices(&workload)?;
@@ -185,7 +195,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let outcomes = args.outcomes(&workload, &prices);
     if args.json {
-        output::print_json(&outcomes)?;
+        let infinite = advice::infinite_rate(&outcomes, &workload);
+        let advice = advice::advice(&outcomes, infinite, &prices).filter(|advice| advice.is_enough);
+        let choice = advice.map(|advice| advice.choice.scenario);
+        let row = |outcome| Row { outcome, recommended: Some(outcome.scenario) == choice };
+        output::print_json(&outcomes.iter().map(row).collect::<Vec<_>>())?;
     } else {
         output::print(&table::tables(&workload, &outcomes, &prices))?;
     }

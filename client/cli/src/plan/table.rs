@@ -28,17 +28,18 @@ pub fn tables(workload: &Workload, outcomes: &[Outcome], prices: &Prices) -> Str
         text += &price_table(&sizes, workload, prices).to_string();
     }
     text += &format!("\n\nAn infinite cache would hit {:.2} % of tokens.", infinite * 100.0);
-    if let Some(advice) = advice::advice(outcomes, infinite, prices) {
-        let saved = prices.gpu_seconds(advice.choice.counts.tokens_hit);
-        text += &format!(
-            "\nRecommended: {}. {}\nThe rule: {}. That saves {} GPU seconds of prefill. {}",
-            advice.size(prices),
-            advice.reasons(prices),
-            prices.goal,
-            output::count(saved.round() as u64),
-            prices.balance(advice.choice, workload.span_ms())
-        );
-    }
+    let Some(advice) = advice::advice(outcomes, infinite, prices) else {
+        return text + "\nNothing is recommended: no policy of a store was tried.";
+    };
+    let saved = prices.gpu_seconds(advice.choice.counts.tokens_hit);
+    text += &format!(
+        "\nRecommended: {}. {}\nThe rule: {}. That saves {} GPU seconds of prefill. {}",
+        advice.size(prices),
+        advice.reasons(prices),
+        prices.goal,
+        output::count(saved.round() as u64),
+        prices.balance(advice.choice, workload.span_ms())
+    );
     text
 }
 
