@@ -123,6 +123,12 @@ impl Outcome {
             counts,
         }
     }
+
+    /// Chunks that nodes sent to each other, because they read them or took them when they were evicted.
+    #[must_use]
+    pub fn chunks_sent(&self) -> u64 {
+        self.chunks_moved + self.chunks_forwarded
+    }
 }
 
 impl Scenario {

@@ -123,6 +123,15 @@ mod tests {
     }
 
     #[test]
+    fn moved_bytes_have_a_bar_for_each_way_of_sharing() {
+        let text = made(vec![2]);
+        let section =
+            text.split_once("Bytes moved between nodes").unwrap().1.split_once("</section>").unwrap().0;
+        assert_eq!(section.matches("<rect").count(), 2, "{section}");
+        assert!(section.contains("routed and shared"), "{section}");
+    }
+
+    #[test]
     fn every_chart_is_there_and_those_without_anything_to_show_are_left_out() {
         let headings =
             ["Hit rate by capacity", "What each node count buys", "Bytes moved", "Prefill", "Money"];

@@ -126,32 +126,27 @@ pub(super) fn nodes(facts: &Facts<'_>) -> String {
         "<section><h2>What each node count buys</h2><p>Tokens hit in %, nodes of {} chunks each, {}. {}</p>{}</section>",
         output::count(capacity),
         best_name(facts),
-        legend(&[
-            ("best", "routed and shared"),
-            ("third", "shared"),
-            ("second", "routed"),
-            ("other", "local")
-        ]),
+        legend(&[ROUTED_SHARED, SHARED, ("second", "routed"), ("other", "local")]),
         chart::bars("Hit rate by node count", &groups, &|value| format!("{value:.0} %"))
     )
 }
 
-/// Bytes that nodes read from each other.
+/// Bytes that nodes send to each other.
 pub(super) fn moved(facts: &Facts<'_>) -> String {
     let Some(capacity) = telling_capacity(facts) else { return String::new() };
     let requests = facts.workload.prompts.len().max(1) as f64;
     let is_shared = |outcome: &Outcome| outcome.scenario.sharing.shares() && outcome.scenario.nodes > 1;
-    let mut groups = by_nodes(facts, capacity, is_shared, |outcome| {
-        let bytes = facts.prices.bytes(outcome.counts.chunks_moved) as f64 / requests;
-        ("best", bytes / MIB, format!("{:.0}", bytes / MIB))
+    let groups = by_nodes(facts, capacity, is_shared, |outcome| {
+        let mib = facts.prices.bytes(outcome.chunks_sent()) as f64 / requests / MIB;
+        (sharing_class(outcome.scenario.sharing), mib, format!("{mib:.0}"))
     });
     if groups.is_empty() {
         return String::new();
     }
-    groups.iter_mut().for_each(|group| group.bars = group.bars.pop().into_iter().collect());
     format!(
-        "<section><h2>Bytes moved between nodes</h2><p>For each request, nodes of {} chunks each that share them; local and routed nodes move nothing.</p>{}</section>",
+        "<section><h2>Bytes moved between nodes</h2><p>For each request, nodes of {} chunks each that share them, evicted chunks that another node took included; local and routed nodes move nothing. {}</p>{}</section>",
         output::count(capacity),
+        legend(&[ROUTED_SHARED, SHARED]),
         chart::bars("Bytes moved for each request", &groups, &|value| format!("{value:.0} MiB"))
     )
 }
@@ -215,7 +210,7 @@ pub(super) fn all_runs(facts: &Facts<'_>) -> String {
             table::below(tiers),
             outcome.block_hit_rate * 100.0,
             outcome.token_hit_rate * 100.0,
-            outcome.counts.chunks_moved as f64 / facts.workload.prompts.len().max(1) as f64,
+            outcome.chunks_sent() as f64 / facts.workload.prompts.len().max(1) as f64,
             outcome.cost_per_hour,
             outcome.wait.ttft_mean_ms,
             outcome.wait.ttft_p50_ms,
@@ -345,5 +340,9 @@ fn duration(seconds: f64) -> String {
         _ => format!("{:.1} h", seconds / 3_600.0),
     }
 }
+
+/// The legend's keys of nodes that share chunks.
+const ROUTED_SHARED: (&str, &str) = ("best", "routed and shared");
+const SHARED: (&str, &str) = ("third", "shared");
 
 const MIB: f64 = (1 << 20) as f64;
