@@ -106,12 +106,14 @@ impl<R: BufRead> TraceReader<R> {
         if parsed.is_of_bailian() || parsed.is_of_aiperf() {
             return Err(TraceError::ForPlans { line: number });
         }
-        request(number, parsed, CHUNK_TOKENS, &mut self.places).map(Some)
+        let request = request(number, parsed, CHUNK_TOKENS)?;
+        self.places.check(number, &request.block_ids)?;
+        Ok(Some(request))
     }
 }
 
-/// The request of a trace's line, with blocks of `block_tokens`.
-fn request(line: u64, parsed: Line, block_tokens: u64, places: &mut Places) -> Result<Request, TraceError> {
+/// The request of a trace's line, with blocks of `block_tokens`. Whether its ids are chained is not yet checked.
+fn request(line: u64, parsed: Line, block_tokens: u64) -> Result<Request, TraceError> {
     let (timestamp_ms, is_of_bailian) = (parsed.timestamp_ms(), parsed.is_of_bailian());
     let Line { input_length, output_length, hash_ids, .. } = parsed;
     let expected = input_length.div_ceil(block_tokens);
@@ -125,7 +127,6 @@ fn request(line: u64, parsed: Line, block_tokens: u64, places: &mut Places) -> R
         let input_tokens = input_length;
         return Err(TraceError::BlockCount { line, input_tokens, block_tokens, expected, found, fits });
     }
-    places.check(line, &hash_ids)?;
     Ok(Request {
         timestamp_ms,
         input_tokens: input_length,

@@ -87,8 +87,8 @@ impl History {
                 Err(error) => return Err(error),
             };
             let namespace = parsed.namespace.clone().unwrap_or_default();
-            let number = self.number(line, namespace)?;
-            let is_wanted = self.wanted.as_ref().is_none_or(|wanted| *wanted == self.namespaces[number]);
+            let is_wanted = self.wanted.as_ref().is_none_or(|wanted| *wanted == namespace);
+            let number = self.number(namespace);
             if !is_wanted {
                 continue;
             }
@@ -98,9 +98,22 @@ impl History {
                 return Err(TraceError::ChunkTokens { line, found, known });
             }
             let request = match known {
-                Chunks::Log(chunk_tokens) => self.lookup(line, parsed, chunk_tokens, number as u64)?,
-                Chunks::Trace(block_tokens) => request(line, parsed, block_tokens.into(), &mut self.places)?,
+                Chunks::Log(chunk_tokens) => {
+                    // The only namespace needs no number.
+                    let number = if self.wanted.is_some() { Some(0) } else { number };
+                    let number = number.ok_or(TraceError::TooManyNamespaces { line })?;
+                    self.lookup(line, parsed, chunk_tokens, number as u64)?
+                }
+                Chunks::Trace(block_tokens) => {
+                    let mut request = request(line, parsed, block_tokens.into())?;
+                    if let Some(chainer) = &mut self.chainer {
+                        let Request { block_ids, input_tokens, .. } = &mut request;
+                        *block_ids = chainer.chained(block_ids, *input_tokens, block_tokens.into());
+                    }
+                    request
+                }
             };
+            self.places.check(line, &request.block_ids)?;
             self.requests.push(request);
         }
         Ok(())
@@ -188,15 +201,14 @@ impl History {
         Ok(())
     }
 
-    fn number(&mut self, line: u64, namespace: String) -> Result<usize, TraceError> {
-        if let Some(number) = self.namespaces.iter().position(|known| *known == namespace) {
-            return Ok(number);
-        }
-        if self.namespaces.len() == MAX_NAMESPACES {
-            return Err(TraceError::TooManyNamespaces { line });
+    /// The number of a namespace; `None` if there are too many.
+    fn number(&mut self, namespace: String) -> Option<usize> {
+        let known = self.namespaces.iter().position(|known| *known == namespace);
+        if known.is_some() || self.namespaces.len() == MAX_NAMESPACES {
+            return known;
         }
         self.namespaces.push(namespace);
-        Ok(self.namespaces.len() - 1)
+        Some(self.namespaces.len() - 1)
     }
 
     /// The request that a log's line describes.
@@ -223,7 +235,6 @@ impl History {
             return Err(TraceError::LargeId { line, id });
         }
         let block_ids: Vec<u64> = hash_ids.into_iter().map(|id| namespace << ID_BITS | id).collect();
-        self.places.check(line, &block_ids)?;
         let timestamp_ms = self.time(timestamp);
         Ok(Request { timestamp_ms, input_tokens, output_tokens: output_length, block_ids })
     }
@@ -373,6 +384,18 @@ mod tests {
         let history = history.finish().unwrap();
         assert_ne!(history.requests()[0].block_ids[1], history.requests()[1].block_ids[1]);
         assert_eq!(history.untimed(), 0);
+        let line = |at: u64, ids: &[u64]| {
+            format!(
+                "{{\"chat_id\":7,\"timestamp\":{at},\"input_length\":40,\"output_length\":3,\"hash_ids\":{ids:?}}}\n"
+            )
+        };
+        let mut history = History::new(None, None).with_content_ids();
+        let text = [line(1, &[1, 1, 2]), line(2, &[1, 1])].concat();
+        history.read(text.as_bytes(), usize::MAX).unwrap();
+        let of_bailian = history.finish().unwrap();
+        assert_eq!(of_bailian.requests()[0].block_ids[..2], of_bailian.requests()[1].block_ids);
+        let wrong = History::new(None, None).with_content_ids().read(line(1, &[1, 2, 3, 4]).as_bytes(), 9);
+        assert!(wrong.unwrap_err().to_string().contains("40 tokens have 3 blocks of 16 tokens"));
     }
 
     #[test]
@@ -398,6 +421,14 @@ mod tests {
         let trace = "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[1]}\n";
         let error = read(&[trace], Some("c")).unwrap_err().to_string();
         assert_eq!(error, "no lookup has the namespace c; no line names one");
+    }
+
+    #[test]
+    fn one_of_more_namespaces_than_can_be_told_apart_is_read() {
+        let text: String = (0..=MAX_NAMESPACES).map(|at| line(1, 16, 16, &at.to_string(), &[7])).collect();
+        assert!(complaint(&text).contains("choose one with --namespace"));
+        let last = MAX_NAMESPACES.to_string();
+        assert_eq!(read(&[&text], Some(&last)).unwrap().requests().len(), 1);
     }
 
     #[test]
