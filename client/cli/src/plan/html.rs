@@ -141,4 +141,11 @@ mod tests {
         assert!(!made(vec![1]).contains("What each node count buys"));
         assert!(made(vec![2]).contains("What each node count buys"));
     }
+
+    #[test]
+    fn a_size_with_tiers_below_memory_has_no_mark_in_the_chart_of_memory_alone() {
+        let text = made(vec![1]);
+        assert!(text.contains("Recommended: one node of 100 chunks (6.2 GiB) with disks"), "{text}");
+        assert!(!text.contains(">recommended</text>"));
+    }
 }

@@ -3,7 +3,7 @@
 use super::chart::{self, Group, Series};
 use super::{Facts, escaped};
 use crate::output;
-use crate::plan::{Outcome, PlanPolicy, Scenario, Sharing, advice as advise, table};
+use crate::plan::{Outcome, PlanPolicy, Scenario, Sharing, Tiers, advice as advise, table};
 
 /// The numbers that matter most.
 pub(super) fn tiles(facts: &Facts<'_>) -> String {
@@ -76,7 +76,7 @@ pub(super) fn capacity(facts: &Facts<'_>) -> String {
     let ticks: Vec<_> = capacities.iter().map(tick).collect();
     let advice =
         advise::advice(facts.outcomes, facts.infinite, facts.prices).map(|advice| advice.choice.scenario);
-    let mark = advice.filter(|choice| choice.nodes == 1);
+    let mark = advice.filter(|choice| choice.nodes == 1 && choice.tiers == Tiers::default());
     let mark = mark.map(|choice| (choice.capacity_chunks as f64, "recommended".into()));
     format!(
         "<section><h2>Hit rate by capacity and policy</h2><p>Tokens hit in % of all tokens, one node; capacity in chunks of {} tokens, {} each. Dashed: the bounds, a cache of the size that knows the future (opt) and a cache that never evicts. Grey: the other policies.</p>{}{}</section>",
