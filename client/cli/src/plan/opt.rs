@@ -15,7 +15,7 @@ use super::workload::{Prompt, Workload};
 /// The next use of each block of a workload.
 #[derive(Debug)]
 pub struct Future {
-    /// For each prompt, for each of its blocks: the number of the next prompt that has it, or [`NEVER`].
+    /// For each prompt, for each of its blocks: the number of the next prompt that can hit it, or [`NEVER`].
     next: Vec<Vec<u32>>,
 }
 
@@ -26,8 +26,12 @@ impl Future {
         let mut soonest = vec![NEVER; workload.distinct_blocks as usize];
         let mut next: Vec<Vec<u32>> = Vec::with_capacity(workload.prompts.len());
         for (number, prompt) in workload.prompts.iter().enumerate().rev() {
-            let see = |&block: &u32| std::mem::replace(&mut soonest[block as usize], number as u32);
-            next.push(prompt.blocks.iter().map(see).collect());
+            let see = |(position, &block): (usize, &u32)| {
+                let soonest = &mut soonest[block as usize];
+                // A block that the prompt cannot hit is not used by it.
+                if position < prompt.usable { std::mem::replace(soonest, number as u32) } else { *soonest }
+            };
+            next.push(prompt.blocks.iter().enumerate().map(see).collect());
         }
         next.reverse();
         Self { next }
@@ -103,13 +107,17 @@ mod tests {
     use crate::trace::Request;
 
     fn workload(prompts: &[&[u64]]) -> Workload {
+        workload_with(prompts, true)
+    }
+
+    fn workload_with(prompts: &[&[u64]], partial_blocks: bool) -> Workload {
         let request = |ids: &&[u64]| Request {
             timestamp_ms: 0,
             input_tokens: ids.len() as u64 * 512,
             output_tokens: 1,
             block_ids: ids.to_vec(),
         };
-        Workload::new(&prompts.iter().map(request).collect::<Vec<_>>(), true)
+        Workload::new(&prompts.iter().map(request).collect::<Vec<_>>(), partial_blocks)
     }
 
     fn hits(workload: &Workload, capacity: u64) -> u64 {
@@ -117,9 +125,10 @@ mod tests {
     }
 
     /// The most hits over every choice of the blocks that are kept after each prompt, prefixes only.
-    fn exhaustive(prompts: &[Vec<u32>], cached: &HashSet<u32>, capacity: usize) -> u64 {
-        let Some((prompt, rest)) = prompts.split_first() else { return 0 };
-        let hit = prompt.iter().take_while(|block| cached.contains(block)).count() as u64;
+    fn exhaustive(prompts: &[Prompt], cached: &HashSet<u32>, capacity: usize) -> u64 {
+        let Some((Prompt { blocks: prompt, usable, .. }, rest)) = prompts.split_first() else { return 0 };
+        let found = prompt.iter().take(*usable).take_while(|block| cached.contains(block));
+        let hit = found.count() as u64;
         if rest.is_empty() {
             return hit;
         }
@@ -156,10 +165,12 @@ mod tests {
                     .collect()
             };
             let prompts: Vec<Vec<u64>> = (0..4).map(|_| prompt(&mut rng)).collect();
-            let trace = workload(&prompts.iter().map(Vec::as_slice).collect::<Vec<_>>());
-            let blocks: Vec<Vec<u32>> = trace.prompts.iter().map(|prompt| prompt.blocks.clone()).collect();
-            for capacity in 1..=3 {
-                let best = exhaustive(&blocks, &HashSet::new(), capacity);
+            for (capacity, partial_blocks) in
+                (1..=3).flat_map(|capacity| [(capacity, true), (capacity, false)])
+            {
+                let prompts: Vec<&[u64]> = prompts.iter().map(Vec::as_slice).collect();
+                let trace = workload_with(&prompts, partial_blocks);
+                let best = exhaustive(&trace.prompts, &HashSet::new(), capacity);
                 assert_eq!(hits(&trace, capacity as u64), best, "round {round}, {capacity}: {prompts:?}");
             }
         }
