@@ -128,7 +128,7 @@ pub(crate) struct Args {
     prefills: u16,
 
     /// Start requests at the times of the trace, this many times as fast. In nodes that the replay starts, chunks age faster by
-    /// the same factor [default: start requests as soon as the nodes serve them]
+    /// the nearest whole factor, at least 1 [default: start requests as soon as the nodes serve them]
     #[arg(long, value_name = "FACTOR", value_parser = positive)]
     speed: Option<f64>,
 
@@ -432,8 +432,8 @@ impl Args {
         output::note(format_args!("Playing {trace} through {} ({capacity})", output::counted(nodes, "node")));
     }
 
-    /// How fast chunks age in the nodes: as fast as the trace is played, so that ages are the same as when the trace was
-    /// recorded.
+    /// How fast chunks age in the nodes: about as fast as the trace is played, so that ages are the same as when the trace was
+    /// recorded. Nodes count ages by whole factors, at least 1.
     fn age_speed(&self) -> NonZeroU32 {
         let whole = self.speed.unwrap_or(1.0).round().min(u32::MAX.into()) as u32;
         NonZeroU32::new(whole).unwrap_or(NonZeroU32::MIN)

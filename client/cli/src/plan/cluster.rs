@@ -39,6 +39,7 @@ pub fn replay(
         let hits = cluster.play(prompt, way(sharing));
         waits.note(prompt, &hits);
     }
+    cluster.end();
     Played { counts: cluster.take_counts(), wait: waits.finish(), stored_chunks: cluster.stored_chunks() }
 }
 
@@ -100,6 +101,15 @@ mod tests {
         let counts = played(&[&[1, 2, 3, 4], &[1, 2, 5], &[1, 2, 5, 6]], 2, Sharing::Shared);
         assert_eq!(counts.blocks_hit, 2 + 3);
         assert!(counts.chunks_moved >= 2, "{counts:?}");
+    }
+
+    #[test]
+    fn the_requests_under_way_at_the_end_are_saved_too() {
+        let workload = workload(&[&[1, 2], &[5, 6, 7]]);
+        let tiers = Tiers { disk_chunks: 0, object_store: true };
+        let policy = PlanPolicy::Store(PolicyName::Lru);
+        let scenario = Scenario { policy, nodes: 4, sharing: Sharing::Shared, capacity_chunks: 100, tiers };
+        assert_eq!(replay(&workload, PolicyName::Lru, &scenario, 4, &Prices::of(1)).stored_chunks, 5);
     }
 
     #[test]

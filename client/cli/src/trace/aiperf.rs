@@ -119,7 +119,9 @@ impl Chainer {
         };
         let at_ms = match (timestamp, delay) {
             (Some(at), _) => at.max(0.0).round() as u64,
-            (None, Some(delay)) if session.turns > 0 => session.at_ms + delay.max(0.0).round() as u64,
+            (None, Some(delay)) if session.turns > 0 => {
+                session.at_ms.saturating_add(delay.max(0.0).round() as u64)
+            }
             (None, _) => {
                 self.untimed += 1;
                 self.last_ms
@@ -194,6 +196,15 @@ mod tests {
 
     fn ids(chainer: &mut Chainer, row: InputRow) -> Vec<u64> {
         chainer.prompt(1, row, 16).unwrap().block_ids
+    }
+
+    #[test]
+    fn a_delay_beyond_all_clocks_is_the_last_time() {
+        let mut chainer = Chainer::default();
+        let late = || InputRow { delay: Some(f64::MAX), ..row(Some("a"), 16, &[1]) };
+        let first = InputRow { timestamp: Some(5.0), ..late() };
+        assert_eq!(chainer.prompt(1, first, 16).unwrap().at_ms, 5);
+        assert_eq!(chainer.prompt(2, late(), 16).unwrap().at_ms, u64::MAX);
     }
 
     #[test]

@@ -226,6 +226,14 @@ impl Cluster {
         hits
     }
 
+    /// Ends the requests that are still under way.
+    pub fn end(&mut self) {
+        while let Some(open) = self.open.pop_front() {
+            self.put(&open);
+            self.settle(open.node);
+        }
+    }
+
     /// Ends the requests that must be done before the next request begins at `node`: the request at this node, the turn before in
     /// the same conversation, and the oldest request if too many are under way.
     fn make_place(&mut self, node: usize, hashes: &[ChunkHash]) {
