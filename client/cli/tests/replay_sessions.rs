@@ -68,4 +68,5 @@ async fn an_interrupted_replay_has_asked_for_the_tokens_that_it_hit() {
     };
     let lost: u64 = report.tokens_lost.values().sum();
     assert_eq!((report.requests, report.tokens_asked), (1, report.tokens_hit + lost));
+    assert_eq!(report.tokens_from_before, report.tokens_hit, "the first replay computed them");
 }

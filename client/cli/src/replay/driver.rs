@@ -225,7 +225,7 @@ impl Driver {
             }
             None => None,
         };
-        self.state.borrow_mut().infinite.ask(request);
+        let bound = self.state.borrow_mut().infinite.ask(request);
         let begun = self.losses().begin(request.timestamp_ms, hashes.clone(), request.usable_chunks());
         let got = match node {
             Some(node) => self.get(&self.nodes[node], request, hashes, &trace).await,
@@ -237,7 +237,7 @@ impl Driver {
         let served = got.as_ref().map_or(Served::NODE_GONE, |got| got.served);
         let hit = served.leased as u64 * CHUNK_TOKENS;
         self.losses().served(&begun, request.input_tokens, served);
-        self.state.borrow_mut().tally.asked(request.input_tokens);
+        self.state.borrow_mut().tally.asked(request.input_tokens, hit.saturating_sub(bound));
         if let Some(node) = node {
             let loads = &mut self.state.borrow_mut().loads;
             loads.served(node, request.timestamp_ms, expected);

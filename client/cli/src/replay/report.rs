@@ -33,8 +33,11 @@ pub struct Report {
     pub prefill_seconds_avoided: f64,
     /// `tokens_hit / tokens_asked`.
     pub token_hit_rate: f64,
-    /// The hit rate of a cache that never evicts.
+    /// The hit rate of a cache that never evicts, and that is empty at first.
     pub token_hit_rate_infinite: f64,
+    /// Tokens hit of chunks that were in the cluster before this replay.
+    #[serde(default)]
+    pub tokens_from_before: u64,
     /// Served bytes that differ from the bytes that their key implies.
     pub wrong_bytes: u64,
     /// Answers that said to ask again later.
@@ -142,6 +145,9 @@ impl Report {
         row("prefill avoided", format!("{avoided} s"));
         row("token hit rate", percent(self.token_hit_rate));
         row("  of an infinite cache", percent(self.token_hit_rate_infinite));
+        if self.tokens_from_before > 0 {
+            row("tokens hit from before this replay", output::count(self.tokens_from_before));
+        }
         if self.busy_answers > 0 || self.saves_shed > 0 {
             row("busy answers / saves shed", format!("{} / {}", self.busy_answers, self.saves_shed));
         }
@@ -199,6 +205,7 @@ mod tests {
             "tokens_hit_by_tier",
             "token_hit_rate",
             "token_hit_rate_infinite",
+            "tokens_from_before",
             "wrong_bytes",
             "bytes_moved",
             "lookup_p50_us",

@@ -21,6 +21,7 @@ pub struct Tally {
     failed_requests: u64,
     first_failure: Option<String>,
     tokens_asked: u64,
+    tokens_from_before: u64,
     tokens_hit: BTreeMap<&'static str, u64>,
     wrong_bytes: u64,
     first_wrong: Option<WrongBlock>,
@@ -55,6 +56,7 @@ impl Tally {
             failed_requests: 0,
             first_failure: None,
             tokens_asked: 0,
+            tokens_from_before: 0,
             tokens_hit: [Tier::Device, Tier::Host, Tier::Disk, Tier::Peer, Tier::Object]
                 .into_iter()
                 .map(|tier| (tier.name(), 0))
@@ -71,10 +73,12 @@ impl Tally {
         }
     }
 
-    /// Counts a request with a prompt of `tokens`, as soon as its hits are known.
-    pub fn asked(&mut self, tokens: u64) {
+    /// Counts a request with a prompt of `tokens`, as soon as its hits are known. `from_before` tokens are hits of chunks that no
+    /// request before had computed.
+    pub fn asked(&mut self, tokens: u64, from_before: u64) {
         self.requests += 1;
         self.tokens_asked += tokens;
+        self.tokens_from_before += from_before;
     }
 
     /// Counts tokens of a prompt that came from `tier`.
@@ -166,6 +170,7 @@ impl Tally {
             prefill_seconds_avoided: tokens_hit as f64 / self.prefill_tokens_per_s,
             token_hit_rate: self.hit_rate(),
             token_hit_rate_infinite,
+            tokens_from_before: self.tokens_from_before,
             wrong_bytes: self.wrong_bytes,
             busy_answers: self.busy_answers,
             saves_shed: self.saves_shed,
@@ -213,9 +218,9 @@ mod tests {
     #[test]
     fn counts_become_rates_and_latencies() {
         let mut tally = Tally::new(1_000.0);
-        tally.asked(1_000);
+        tally.asked(1_000, 0);
         tally.hit(Tier::Host, 512);
-        tally.asked(1_048);
+        tally.asked(1_048, 0);
         tally.looked_up(Duration::from_micros(100));
         tally.looked_up(Duration::from_micros(300));
         let report =
