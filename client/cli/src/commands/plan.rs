@@ -120,6 +120,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = USUAL.prefill_tokens_per_s, value_parser = positive)]
     prefill_tokens_per_s: f64,
 
+    /// GPUs of one engine, which compute a prompt together: for the times to the first token
+    #[arg(long, value_name = "N", default_value_t = USUAL.engine_gpus, value_parser = clap::value_parser!(u16).range(1..))]
+    gpus: u16,
+
     /// Price of one GPU for an hour, in any currency
     #[arg(long, value_name = "PRICE", default_value_t = USUAL.price_per_gpu_hour, value_parser = positive)]
     price_per_gpu_hour: f64,
@@ -298,6 +302,7 @@ impl Args {
         };
         Ok(Prices {
             prefill_tokens_per_s: self.prefill_tokens_per_s,
+            engine_gpus: self.gpus,
             price_per_gpu_hour: self.price_per_gpu_hour,
             price_per_gib_hour: self.price_per_gib_hour,
             price_per_disk_gib_hour: self.price_per_disk_gib_hour,

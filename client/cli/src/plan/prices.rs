@@ -8,6 +8,8 @@ use crate::plan::advice::Goal;
 pub struct Prices {
     /// Tokens that one GPU computes in a second of prefill.
     pub prefill_tokens_per_s: f64,
+    /// GPUs that compute a prompt together.
+    pub engine_gpus: u16,
     /// Price of one GPU for an hour.
     pub price_per_gpu_hour: f64,
     /// Price of one GiB of memory for an hour.
@@ -30,6 +32,7 @@ impl Prices {
     pub const fn of(chunk_bytes: u64) -> Self {
         Self {
             prefill_tokens_per_s: 10_000.0,
+            engine_gpus: 1,
             price_per_gpu_hour: 2.5,
             price_per_gib_hour: 0.005,
             price_per_disk_gib_hour: 0.000_12,

@@ -65,7 +65,8 @@ impl<'a> Waits<'a> {
             + moved(hits.from_disk, speeds.disk)
             + moved(hits.from_peers, speeds.peer)
             + moved(hits.from_objects, speeds.object);
-        let computing = self.prices.gpu_seconds(prompt.tokens.saturating_sub(hits.tokens));
+        let gpu_seconds = self.prices.gpu_seconds(prompt.tokens.saturating_sub(hits.tokens));
+        let computing = gpu_seconds / f64::from(self.prices.engine_gpus);
         self.ms.push((loading + computing) * 1e3);
     }
 
@@ -96,7 +97,7 @@ mod tests {
     #[test]
     fn a_request_waits_for_what_is_loaded_and_for_what_is_computed() {
         let speeds = Speeds { host: 10e6, disk: 2e6, peer: 5e6, object: 1e6 };
-        let prices = Prices { speeds, prefill_tokens_per_s: 1_000.0, ..Prices::of(1_000_000) };
+        let prices = Prices { speeds, prefill_tokens_per_s: 250.0, engine_gpus: 4, ..Prices::of(1_000_000) };
         let waited = |hits: Hits| {
             let mut waits = Waits::new(&prices);
             waits.note(&prompt(2_000), &hits);
