@@ -308,7 +308,6 @@ impl Config {
 
 impl PeerConfig {
     /// The coordinator's certificate, and the authorities that it trusts.
-    #[must_use]
     pub fn credentials(&self) -> CredentialFiles {
         let Self { ca, certificate, key, .. } = self.clone();
         CredentialFiles { ca, certificate, key }

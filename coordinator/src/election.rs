@@ -128,7 +128,6 @@ struct Seen {
 
 impl Election {
     /// A coordinator that does not lead yet. The terms of its tables are at most `highest_term`.
-    #[must_use]
     pub fn new(own: Candidate, timing: Timing, highest_term: u64) -> Self {
         Self {
             own,
@@ -210,7 +209,6 @@ impl Election {
     }
 
     /// Whether the leader is silent, so that another coordinator may take over before the lease is over.
-    #[must_use]
     pub fn misses_leader(&self, now: Millis) -> bool {
         self.silent_at().is_some_and(|at| now >= at)
     }
@@ -234,7 +232,6 @@ impl Election {
     }
 
     /// The right to lead, if this coordinator has it now. Without polls it ends sooner.
-    #[must_use]
     pub fn reign(&self, now: Millis) -> Option<Reign> {
         let Reign { term, until } = self.reign?;
         // A renewal that was sent before the coordinator stood still says nothing about now.
@@ -244,14 +241,12 @@ impl Election {
     }
 
     /// The other coordinator that holds the record, as far as is known.
-    #[must_use]
     pub fn leader(&self, now: Millis) -> Option<&Candidate> {
         let seen = self.seen.as_ref().filter(|seen| !self.is_over(seen, now))?;
         Some(&seen.record.holder).filter(|holder| holder.life != self.own.life)
     }
 
     /// The time of the next poll, or of the next look whether the right to lead has ended.
-    #[must_use]
     pub fn wakes(&self) -> Millis {
         let mut wakes = if self.asked.is_some() { Millis::MAX } else { self.next };
         if let Some(reign) = self.reign {

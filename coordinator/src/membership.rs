@@ -194,7 +194,6 @@ struct Given {
 
 impl Membership {
     /// Continues from an earlier coordinator's state, or from nothing.
-    #[must_use]
     pub fn new(patience: Patience, state: DurableState, now: Millis) -> Self {
         let DurableState { table, numbers, lost } = state;
         let is_member = |name: &str| table.members.iter().any(|member| member.name == name);
@@ -483,26 +482,22 @@ impl Membership {
     }
 
     /// The last table that was published.
-    #[must_use]
     pub fn table(&self) -> Arc<Table> {
         Arc::clone(&self.table)
     }
 
     /// Whether a table of this term was published, or a table of the leader is known.
-    #[must_use]
     pub fn is_serving(&self, now: Millis) -> bool {
         let follows = !self.leads(now) && self.table.epoch.number > 0;
         follows || self.published.is_some() || now.saturating_sub(self.started) >= self.patience.grace_ms
     }
 
     /// The counts of events so far.
-    #[must_use]
     pub fn counts(&self) -> EventCounts {
         self.counts
     }
 
     /// The state to keep.
-    #[must_use]
     pub fn state(&self) -> DurableState {
         let mut numbers: Vec<_> = self.numbers.iter().collect();
         numbers.sort_by_key(|(_, given)| (self.members.contains_key(&given.number), given.left));
@@ -511,14 +506,12 @@ impl Membership {
     }
 
     /// The members that are heard.
-    #[must_use]
     pub fn heard_members(&self) -> Vec<NodeNumber> {
         let heard = self.members.values().filter(|known| known.member.state != MemberState::Suspect);
         heard.filter(|known| !known.is_awaited).map(|known| known.member.number).collect()
     }
 
     /// Every member.
-    #[must_use]
     pub fn report(&self, now: Millis) -> Vec<MemberReport> {
         let mut partitions = BTreeMap::<NodeNumber, usize>::new();
         self.table.homes.iter().for_each(|&home| *partitions.entry(home).or_default() += 1);
@@ -538,7 +531,6 @@ impl Membership {
     }
 
     /// Every member that was removed lately and did not come back, and how long it has been silent.
-    #[must_use]
     pub fn lost(&self, now: Millis) -> Vec<(Lost, Millis)> {
         self.lost.since(now, self.patience.remember_lost_ms)
     }

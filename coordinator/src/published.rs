@@ -22,20 +22,17 @@ pub struct Published {
 
 impl Published {
     /// A table that follows `before`, which may be the empty table.
-    #[must_use]
     pub fn new(before: &Table, table: Arc<Table>) -> Self {
         let change = encode(before, &table);
         Self { table, before: before.epoch, change, whole: OnceLock::new(), for_v1: OnceLock::new() }
     }
 
     /// The table.
-    #[must_use]
     pub fn table(&self) -> &Arc<Table> {
         &self.table
     }
 
     /// The message for a follower of version 1.
-    #[must_use]
     pub fn message_for_v1(&self) -> &AlignedVec {
         let encode = || v1::CoordinatorMessage::Table(v1::table_before(&self.table)).encode();
         self.for_v1.get_or_init(encode)
@@ -43,7 +40,6 @@ impl Published {
 
     /// The messages for a follower. `last` is the epoch of the last table on its stream. The messages tell the changes since
     /// then, or else the whole table.
-    #[must_use]
     pub fn messages(&self, last: Epoch) -> &[AlignedVec] {
         if last == self.before {
             &self.change

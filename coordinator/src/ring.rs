@@ -32,7 +32,6 @@ pub(crate) fn bound(nodes: &mut [Weighted]) {
 /// The homes of all partitions; none if there are no nodes. `previous` has the homes so far, or is empty.
 ///
 /// No home has more than its share by weight, rounded up, or a tenth more, whichever is more.
-#[must_use]
 pub fn assign(previous: &[NodeNumber], nodes: &[Weighted]) -> Vec<NodeNumber> {
     let mut homes = assign_of(PARTITIONS, previous, nodes);
     set_apart(&mut homes);
@@ -40,7 +39,6 @@ pub fn assign(previous: &[NodeNumber], nodes: &[Weighted]) -> Vec<NodeNumber> {
 }
 
 /// As [`assign`], for a cluster with nodes of version 1: all parts of a partition of version 1 have one home.
-#[must_use]
 pub fn assign_for_v1(previous: &[NodeNumber], nodes: &[Weighted]) -> Vec<NodeNumber> {
     v1::split(&assign_of(v1::PARTITIONS_BEFORE as u16, &v1::merge(previous), nodes))
 }

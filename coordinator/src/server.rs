@@ -167,7 +167,6 @@ pub enum ServeError {
 impl ServeError {
     /// Whether another start can help only after a change of the configuration, or of the things it names. An error of the system
     /// may pass: a disk may come late.
-    #[must_use]
     pub fn is_the_askers(&self) -> bool {
         let is_of_the_election =
             matches!(self, Self::NotBuilt { .. } | Self::NoAddress | Self::Register(_) | Self::Rival { .. });

@@ -99,7 +99,6 @@ pub struct Parts {
 
 impl GpuActor {
     /// An actor over an empty store.
-    #[must_use]
     pub fn new(Parts { store, device, tenants, arriving, ended_grants, lives, hands }: Parts) -> Self {
         let (place, device_limits) = device;
         let Hands { siblings, peers, disk, objects, .. } = &hands;

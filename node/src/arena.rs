@@ -116,7 +116,6 @@ pub struct OutOfBounds {
 impl Arena {
     /// An arena whose extents have no memory yet. [`fill`] takes memory from the system; [`Arena::occupy`] puts it into the
     /// arena.
-    #[must_use]
     pub fn planned(limits: &ArenaLimits) -> Self {
         Self { spec: limits.extent, extents: vec![None; limits.extents as usize] }
     }
@@ -139,13 +138,11 @@ impl Arena {
     ///
     /// # Panics
     /// Panics if there is no such extent, or if it has no memory: such an extent has no slots either, so nobody may ask.
-    #[must_use]
     pub fn extent(&self, extent: u32) -> &Arc<ExtentMemory> {
         self.extents[extent as usize].as_ref().expect("a vacated extent has no slots")
     }
 
     /// The slot of a block.
-    #[must_use]
     pub fn destination(&self, block: &BlockMove) -> Destination {
         let BlockMove { place, bytes, range_bytes, key, .. } = *block;
         let memory = Arc::clone(self.extent(place.extent));
@@ -153,7 +150,6 @@ impl Arena {
     }
 
     /// Whether extent `extent` has memory that nobody but the arena holds: no copy, send or device. Engines may map it.
-    #[must_use]
     pub fn is_unshared(&self, extent: u32) -> bool {
         self.extents[extent as usize].as_ref().is_some_and(|memory| Arc::strong_count(memory) == 1)
     }

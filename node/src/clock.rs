@@ -12,20 +12,17 @@ pub struct Clock {
 
 impl Clock {
     /// A clock that starts now.
-    #[must_use]
     #[expect(clippy::disallowed_methods, reason = "the one clock of the node")]
     pub fn start() -> Self {
         Self { start: Instant::now() }
     }
 
     /// Time since the start.
-    #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.start.elapsed()
     }
 
     /// The present moment.
-    #[must_use]
     pub fn now(&self) -> Millis {
         Millis(self.elapsed().as_millis() as u64)
     }

@@ -406,7 +406,6 @@ impl Default for Config {
 
 impl DiskConfig {
     /// A tier of `capacity_bytes` in `folder`, with all the defaults.
-    #[must_use]
     pub fn new(folder: PathBuf, capacity_bytes: ByteSize) -> Self {
         Self {
             folder,
@@ -422,7 +421,6 @@ impl DiskConfig {
 
 impl ClusterConfig {
     /// The cluster of the coordinator at `host:port`, with all the defaults.
-    #[must_use]
     pub fn new(coordinator: String, credentials: CredentialFiles) -> Self {
         let CredentialFiles { ca, certificate, key } = credentials;
         Self {

@@ -160,7 +160,6 @@ impl CopyOrder {
     }
 
     /// Whether handing the order to a thread would cost more than carrying it out here.
-    #[must_use]
     pub fn is_small(&self) -> bool {
         self.bytes() <= INLINE_COPY_BYTES
     }

@@ -76,7 +76,6 @@ pub struct DevicePlace {
 impl DeviceLane {
     /// A lane and the channel of its reports. The lane's thread has not started yet, and takes up to `orders` orders. The channel
     /// holds at most one report for each layer of each order.
-    #[must_use]
     pub fn new(place: DevicePlace, orders: usize) -> (Self, mpsc::UnboundedReceiver<DeviceReport>) {
         let (reports, receiver) = mpsc::unbounded_channel();
         let lane = Self {

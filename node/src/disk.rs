@@ -179,7 +179,6 @@ impl DiskOptions {
 
 impl Geometry {
     /// The layout of a tier of `capacity_bytes` bytes in segments of `segment_bytes`; `None` if no tier can have that size.
-    #[must_use]
     pub fn of(capacity_bytes: u64, segment_bytes: u64) -> Option<Self> {
         let is_possible = (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&segment_bytes)
             && segment_bytes.is_multiple_of(format::PAGE_BYTES);

@@ -201,7 +201,6 @@ impl Drains {
     }
 
     /// The drain's progress.
-    #[must_use]
     pub fn report(&self) -> DrainReport {
         let wish = *self.0.wish.borrow();
         let state = self.state();
@@ -222,7 +221,6 @@ impl Drains {
     }
 
     /// Whether the node drains.
-    #[must_use]
     pub fn is_draining(&self) -> bool {
         self.0.wish.borrow().is_some()
     }

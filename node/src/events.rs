@@ -79,7 +79,6 @@ enum StreamPhase {
 
 impl Feed {
     /// The feed of an actor.
-    #[must_use]
     pub fn new(device: u16) -> Self {
         Self { device, sender: broadcast::channel(WAITING_BATCHES).0 }
     }

@@ -95,7 +95,6 @@ pub struct Serve(pub Services);
 
 impl PeerActor {
     /// The actor of the exchange. `endpoint` must live on the peer thread's runtime.
-    #[must_use]
     pub fn new(
         endpoint: Endpoint,
         limits: ExchangeLimits,
@@ -117,7 +116,6 @@ pub struct ExchangeOrders(mpsc::Receiver<Order>);
 
 impl ExchangeHandle {
     /// A handle, and the receiver of its orders. `clock` is the clock of the [`PeerActor`].
-    #[must_use]
     pub fn new(clock: Clock) -> (Self, ExchangeOrders) {
         let (orders, receiver) = mpsc::channel(QUEUE_ORDERS);
         (Self { orders, clock }, ExchangeOrders(receiver))

@@ -100,7 +100,6 @@ impl HostFacts {
 
     /// The most memory in ordinary pages that this process can have. It does not include huge pages: the system has set them
     /// apart, and control groups count them separately.
-    #[must_use]
     pub fn ordinary_bytes(&self) -> u64 {
         let ordinary = self.memory_bytes.saturating_sub(self.huge.total_bytes);
         self.cgroup_limit_bytes.unwrap_or(ordinary).min(ordinary)

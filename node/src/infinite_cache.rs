@@ -105,13 +105,11 @@ impl ReuseWindows {
 
 impl Tokens {
     /// The fraction of all tokens that were hit; 0 if nothing was asked.
-    #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.hit as f64 / self.asked.max(1) as f64
     }
 
     /// The fraction of all tokens that an infinite cache would have hit.
-    #[must_use]
     pub fn infinite_hit_rate(&self) -> f64 {
         self.reusable as f64 / self.asked.max(1) as f64
     }
@@ -139,7 +137,6 @@ impl Period {
     pub const ALL: [Self; 2] = [Self::TenMinutes, Self::Hour];
 
     /// The window's name in metrics.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::TenMinutes => "10m",

@@ -210,7 +210,6 @@ impl SessionLimits {
     pub const DESCRIPTORS: u64 = 4;
 
     /// Says that a tenant gets fewer sessions than configured, if so.
-    #[must_use]
     pub fn shortage(&self) -> Option<String> {
         let Self { max_sessions, configured_sessions, .. } = self;
         (max_sessions < configured_sessions).then(|| {

@@ -90,7 +90,6 @@ impl Metrics {
     }
 
     /// The registry, for other parts of the node that count.
-    #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
@@ -101,7 +100,6 @@ impl Metrics {
     }
 
     /// The gauge of a tenant's write windows, whose limit is `limit_bytes`.
-    #[must_use]
     pub fn windows(&self, tenant: &str, limit_bytes: u64) -> IntGauge {
         self.tenants.window_bytes.with_label_values(&[tenant, "limit"]).set(limit_bytes as i64);
         self.tenants.window_bytes.with_label_values(&[tenant, "held"])
@@ -121,7 +119,6 @@ impl Metrics {
     }
 
     /// The counter of lookups that the lookup log left out.
-    #[must_use]
     pub fn unrecorded(&self) -> IntCounter {
         self.recording.unrecorded.clone()
     }

@@ -154,7 +154,6 @@ impl fmt::Debug for ObjectOptions {
 }
 
 /// Whether a URL names a kind of store that a tier can be in.
-#[must_use]
 pub fn is_url_of_a_store(url: &str) -> bool {
     store::parse(url).is_some()
 }

@@ -82,7 +82,6 @@ pub enum EnterError {
 
 impl Processes {
     /// Starts without processes. The actors are told when a process is gone.
-    #[must_use]
     pub fn new(actors: Vec<Addr<GpuActor>>, most_lingering: u32) -> Self {
         Self { known: Rc::default(), actors: actors.into(), most_lingering }
     }

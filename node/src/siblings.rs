@@ -60,7 +60,6 @@ type Devices = u64;
 
 impl Siblings {
     /// The handles of `devices` actors, at most 64, by number. They reach each other once `actors` is set.
-    #[must_use]
     pub fn of(devices: u16, actors: &Arc<OnceLock<Vec<Sibling>>>) -> Vec<Self> {
         let map = Arc::new(NodeMap::new());
         let sibling = |device| Self { device, map: Arc::clone(&map), actors: Arc::clone(actors) };
@@ -68,7 +67,6 @@ impl Siblings {
     }
 
     /// This actor's number.
-    #[must_use]
     pub fn device(&self) -> u16 {
         self.device
     }
@@ -87,7 +85,6 @@ impl Siblings {
 
     /// The other actors that have a chunk. The first is the next after this actor, by number, so that not all actors ask the same
     /// holder.
-    #[must_use]
     pub fn holders(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Holders {
         let own = u32::from(self.device);
         let mut others = (self.map.devices(fingerprint, hash) & !(1 << self.device)).rotate_right(own);
@@ -101,7 +98,6 @@ impl Siblings {
     }
 
     /// The actor with this number; `None` before all actors are started.
-    #[must_use]
     pub fn actor(&self, device: u16) -> Option<&Sibling> {
         self.actors.get()?.get(usize::from(device))
     }

@@ -18,7 +18,6 @@ pub struct Watch {
 
 impl Watch {
     /// Makes a watch that counts panics by task.
-    #[must_use]
     pub(crate) fn new(panics: IntCounterVec) -> Self {
         Self { panics }
     }

@@ -48,13 +48,11 @@ impl Window {
     }
 
     /// Size of the window.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.mapping.bytes()
     }
 
     /// The memory's file, for the engine to map.
-    #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

@@ -109,13 +109,11 @@ impl ApiServer {
     }
 
     /// The address on which the server listens.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// The certificate of the server's authority, if the server has TLS.
-    #[must_use]
     pub fn ca_pem(&self) -> Option<&str> {
         self.ca_pem.as_deref()
     }
@@ -165,7 +163,6 @@ impl ApiServer {
     }
 
     /// The present state of a Lease.
-    #[must_use]
     pub fn lease(&self, name: &str) -> Option<Value> {
         self.state().leases.get(name)?.last().cloned()
     }
@@ -181,19 +178,16 @@ impl ApiServer {
     }
 
     /// All writes so far.
-    #[must_use]
     pub fn written(&self) -> Vec<Written> {
         self.state().written.clone()
     }
 
     /// The number of times that each trouble happened.
-    #[must_use]
     pub fn happened(&self) -> BTreeMap<Trouble, usize> {
         self.state().happened.clone()
     }
 
     /// The number of requests so far.
-    #[must_use]
     pub fn requests(&self) -> usize {
         self.state().requests
     }

@@ -136,7 +136,6 @@ impl Cluster {
     }
 
     /// A node, by the order in which they were started.
-    #[must_use]
     pub fn node(&self, number: usize) -> &Server {
         &self.nodes[number]
     }
@@ -179,25 +178,21 @@ impl Cluster {
     }
 
     /// The folder of the authority's files, and of the certificates and keys of the processes.
-    #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
     /// The session socket of a node.
-    #[must_use]
     pub fn socket(&self, number: usize) -> PathBuf {
         self.dir.path().join(format!("node-{number}.sock"))
     }
 
     /// The coordinator's HTTP address, even while it is down.
-    #[must_use]
     pub fn coordinator_http(&self) -> &str {
         &self.coordinator_http
     }
 
     /// The coordinator's address for nodes.
-    #[must_use]
     pub fn coordinator_peer(&self) -> &str {
         &self.coordinator_peer
     }
@@ -206,7 +201,6 @@ impl Cluster {
     ///
     /// # Panics
     /// Panics if it was killed.
-    #[must_use]
     pub fn coordinator(&self) -> &Server {
         self.coordinator.as_ref().expect("the coordinator runs")
     }
@@ -227,7 +221,6 @@ impl Cluster {
     }
 
     /// The members according to the coordinator's status; none while the coordinator does not answer.
-    #[must_use]
     pub fn members(&self) -> Vec<Value> {
         members(&self.coordinator_http)
     }
@@ -244,7 +237,6 @@ impl Cluster {
     ///
     /// # Panics
     /// Panics if the node does not become a member.
-    #[must_use]
     pub fn member(&self, name: &str) -> Member {
         let find = || self.table().ok()?.members.into_iter().find(|member| member.name == name);
         wait::until(&format!("{name} is in the table"), find)
@@ -278,7 +270,6 @@ pub fn issue_admin(cluster: &Cluster, name: &str) -> anyhow::Result<()> {
 }
 
 /// The members of a cluster according to its coordinator's status; none while the coordinator does not answer.
-#[must_use]
 pub fn members(coordinator_http: &str) -> Vec<Value> {
     let status = crate::server::get(coordinator_http, "/status").ok();
     let status = status.and_then(|text| serde_json::from_str::<Value>(&text).ok());

@@ -64,13 +64,11 @@ impl Collector {
     }
 
     /// The collector's address for exporters.
-    #[must_use]
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// The spans so far.
-    #[must_use]
     pub fn spans(&self) -> Vec<SpanSeen> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

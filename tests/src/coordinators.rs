@@ -72,13 +72,11 @@ impl Coordinators {
     }
 
     /// The HTTP addresses of all coordinators, with commas between them.
-    #[must_use]
     pub fn http(&self) -> String {
         self.http.join(",")
     }
 
     /// The number of the coordinator that leads, in the order in which they were started; `None` if none leads.
-    #[must_use]
     pub fn leader(&self) -> Option<usize> {
         let leads = |http: &String| status(http).is_some_and(|status| status["follows"] == false);
         let is_asked = |at: &usize| self.all[*at].is_some();
@@ -86,7 +84,6 @@ impl Coordinators {
     }
 
     /// A coordinator's status; `None` while it does not answer.
-    #[must_use]
     pub fn status(&self, at: usize) -> Option<Value> {
         status(&self.http[at])
     }
@@ -95,7 +92,6 @@ impl Coordinators {
     ///
     /// # Panics
     /// Panics if the coordinator was killed.
-    #[must_use]
     pub fn coordinator(&self, at: usize) -> &Server {
         self.all[at].as_ref().expect("it runs")
     }
@@ -123,7 +119,6 @@ impl Coordinators {
     }
 
     /// The term and number of each node's table; nodes that do not answer are left out.
-    #[must_use]
     pub fn epochs_of_nodes(&self) -> Vec<(u64, u64)> {
         let epoch = |node: &Server| {
             let status = status(node.http())?;

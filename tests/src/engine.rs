@@ -47,7 +47,6 @@ impl EngineProcess {
     }
 
     /// The process id.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -246,7 +245,6 @@ fn put(
 }
 
 /// The file to which `bequeath` writes the child's process id. The child's standard input is the memory.
-#[must_use]
 pub fn heir_file(socket: &Path) -> PathBuf {
     socket.with_extension("heir")
 }

@@ -111,7 +111,6 @@ impl Etcd {
     }
 
     /// The address for clients.
-    #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }

@@ -118,7 +118,6 @@ impl Hosts {
     }
 
     /// The address of a host.
-    #[must_use]
     pub fn address(host: usize) -> String {
         format!("198.18.0.{}", host + 1)
     }
@@ -183,7 +182,6 @@ impl Hosts {
     }
 
     /// The folder of the configuration files and of the commands' context file.
-    #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }

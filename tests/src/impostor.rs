@@ -91,7 +91,6 @@ impl Impostor {
     }
 
     /// The impostor's number in the table.
-    #[must_use]
     pub fn number(&self) -> NodeNumber {
         self.number
     }

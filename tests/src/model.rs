@@ -16,7 +16,6 @@ pub struct Rates {
 }
 
 /// Plays requests (tokens of the prompt, ids of its blocks), one after the other, in a cache of `capacity_chunks`.
-#[must_use]
 pub fn leaf_lru(requests: &[(u64, Vec<u64>)], capacity_chunks: usize) -> Rates {
     Rates {
         token_hit_rate: hit_rate(requests, capacity_chunks),
@@ -43,7 +42,6 @@ fn hit_rate(requests: &[(u64, Vec<u64>)], capacity_chunks: usize) -> f64 {
 /// The rule of the disk: a committed chunk is written at the young end. Beyond the capacity the oldest chunk is dropped, unless
 /// it was used since it was written: then it moves to the young end, once. A chunk that memory evicts and the disk lacks is
 /// written again.
-#[must_use]
 pub fn two_tiers(requests: &[(u64, Vec<u64>)], memory_chunks: usize, disk_chunks: usize) -> f64 {
     let (mut memory, mut disk) = (Cache::default(), Disk::default());
     let (mut asked, mut hit) = (0, 0);

@@ -44,7 +44,6 @@ impl NodeProcess {
     ///
     /// # Panics
     /// Panics if the node does not answer.
-    #[must_use]
     pub fn metric(&self, beginning: &str) -> f64 {
         self.server.metric(beginning)
     }
@@ -58,31 +57,26 @@ impl NodeProcess {
     }
 
     /// The socket of tenant `name`.
-    #[must_use]
     pub fn socket(&self, name: &str) -> PathBuf {
         self.dir.path().join(format!("{name}.sock"))
     }
 
     /// The node's process id.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.server.pid()
     }
 
     /// The node's log so far.
-    #[must_use]
     pub fn log(&self) -> String {
         self.server.log()
     }
 
     /// The directory that `{dir}` stands for.
-    #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
     /// The address on which the node serves HTTP.
-    #[must_use]
     pub fn http(&self) -> &str {
         self.server.http()
     }
@@ -99,7 +93,6 @@ impl NodeProcess {
     ///
     /// # Panics
     /// Panics if the node does not answer, or its status has no such field.
-    #[must_use]
     pub fn status(&self, field: &str) -> u64 {
         let text = self.get("/status").expect("the node answers");
         let status: Value = serde_json::from_str(&text).expect("the status is JSON");

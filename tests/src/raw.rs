@@ -128,7 +128,6 @@ impl RawSession {
     }
 
     /// The connection itself.
-    #[must_use]
     pub fn socket(&self) -> &UnixStream {
         &self.socket
     }
@@ -161,7 +160,6 @@ pub struct RawLease {
 }
 
 /// A proper hello, with a window of 1 MiB.
-#[must_use]
 pub fn hello() -> Request {
     Request::Hello(Hello {
         version: SESSION_VERSION,
@@ -172,13 +170,11 @@ pub fn hello() -> Request {
 }
 
 /// A registration of [`namespace`] by an engine whose blocks have this many bytes.
-#[must_use]
 pub fn register(block_bytes: u64) -> Request {
     Request::Register(Register { spec: namespace(), slices: vec![0], block_bytes: vec![block_bytes] })
 }
 
 /// A reservation of a prompt.
-#[must_use]
 pub fn reserve(registered: &Registered, hashes: &[ChunkHash]) -> Request {
     let chain = Chain::from_root(registered.root, hashes.to_vec());
     Request::Reserve(Reserve {
@@ -191,7 +187,6 @@ pub fn reserve(registered: &Registered, hashes: &[ChunkHash]) -> Request {
 }
 
 /// A commit of the first `chunks` chunks of a reservation, whose blocks stand one after the other in the window.
-#[must_use]
 pub fn commit(reservation: u64, chunks: u32) -> Request {
     let sources = (0..chunks).map(|position| u64::from(position) * BLOCK_BYTES as u64).collect();
     Request::Commit(Commit { reservation, chunks: (0..chunks).collect(), sources })

@@ -48,7 +48,6 @@ impl Replay {
     }
 
     /// Waits until the replay's cluster is up. Returns its HTTP addresses: the coordinator's, then the nodes' by number.
-    #[must_use]
     pub fn addresses(&self) -> Vec<String> {
         let announced = self.dir.path().join("larder/dev.json");
         let file: Value = wait::until("the replay's cluster is announced", || {

@@ -38,13 +38,11 @@ impl S3Server {
     }
 
     /// The address on which the server listens.
-    #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
     /// The part of a node's configuration that names a bucket of this server.
-    #[must_use]
     pub fn config(&self, bucket: &str) -> String {
         format!(
             "[object]\nurl = \"s3://{bucket}/some/prefix\"\nendpoint = \"http://{}\"\nallow_http = true\n\

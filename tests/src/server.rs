@@ -96,13 +96,11 @@ impl Server {
     }
 
     /// The server's process id.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// The server's log so far, including that of earlier processes with the same config file.
-    #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -111,7 +109,6 @@ impl Server {
     ///
     /// # Panics
     /// Panics if the line had no such field.
-    #[must_use]
     pub fn ready(&self, field: &str) -> &str {
         self.ready[field].as_str().unwrap_or_else(|| panic!("no `{field}` in {}", self.ready))
     }
@@ -120,7 +117,6 @@ impl Server {
     ///
     /// # Panics
     /// Panics if the server did not say it.
-    #[must_use]
     pub fn http(&self) -> &str {
         self.ready("http")
     }
@@ -137,7 +133,6 @@ impl Server {
     ///
     /// # Panics
     /// Panics if the server does not answer.
-    #[must_use]
     pub fn metric(&self, beginning: &str) -> f64 {
         sum(&self.get("/metrics").expect("the server answers"), beginning)
     }
@@ -179,7 +174,6 @@ impl Drop for Server {
 }
 
 /// The sum of all samples in a metrics text whose line begins with `beginning`.
-#[must_use]
 pub fn sum(metrics: &str, beginning: &str) -> f64 {
     let samples = metrics.lines().filter(|line| line.starts_with(beginning));
     samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()

@@ -41,7 +41,6 @@ pub struct Measurement {
 
 impl Measurement {
     /// Throughput of passes over `bytes` each, from the seconds of each pass.
-    #[must_use]
     pub fn throughput(name: &str, yardstick: &str, bytes: u64, seconds: f64, yardstick_seconds: f64) -> Self {
         let gigabytes_per_second = |seconds: f64| bytes as f64 / seconds / 1e9;
         let values = [seconds, yardstick_seconds].map(gigabytes_per_second);
@@ -49,31 +48,26 @@ impl Measurement {
     }
 
     /// Thousands a second, from numbers in a second.
-    #[must_use]
     pub fn thousands(name: &str, yardstick: &str, a_second: [f64; 2]) -> Self {
         Self::new(name, yardstick, "k/s", a_second.map(|number| number / 1e3))
     }
 
     /// Time of one pass.
-    #[must_use]
     pub fn microseconds(name: &str, yardstick: &str, seconds: f64, yardstick_seconds: f64) -> Self {
         Self::new(name, yardstick, "us", [seconds, yardstick_seconds].map(|seconds| seconds * 1e6))
     }
 
     /// Time of one pass.
-    #[must_use]
     pub fn nanoseconds(name: &str, yardstick: &str, seconds: f64, yardstick_seconds: f64) -> Self {
         Self::new(name, yardstick, "ns", [seconds, yardstick_seconds].map(|seconds| seconds * 1e9))
     }
 
     /// Bytes for each chunk.
-    #[must_use]
     pub fn bytes(name: &str, yardstick: &str, values: [f64; 2]) -> Self {
         Self::new(name, yardstick, "bytes", values)
     }
 
     /// CPU seconds for 10^9 bytes.
-    #[must_use]
     pub fn cpu(name: &str, yardstick: &str, values: [f64; 2]) -> Self {
         Self::new(name, yardstick, "CPU-s/GB", values)
     }
@@ -91,7 +85,6 @@ impl Measurement {
 }
 
 /// The measurements as a table.
-#[must_use]
 pub fn table(measurements: &[Measurement]) -> Table {
     let mut table = output::table(&["what", "value", "yardstick", "value", "unit", "ratio"]);
     for m in measurements {

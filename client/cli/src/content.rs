@@ -14,13 +14,11 @@ pub struct TraceName(Option<[u8; 32]>);
 
 impl TraceName {
     /// The generated trace of a seed.
-    #[must_use]
     pub fn generated(seed: u64) -> Self {
         Self((seed > 0).then(|| *blake3::hash(&seed.to_le_bytes()).as_bytes()))
     }
 
     /// The trace that begins with this request.
-    #[must_use]
     pub fn of(first: &Request) -> Self {
         let Request { timestamp_ms, input_tokens, output_tokens, ref block_ids } = *first;
         let mut hasher = blake3::Hasher::new();
@@ -31,7 +29,6 @@ impl TraceName {
     }
 
     /// The hash of a block: BLAKE3 of `"larder trace"`, the trace's name and the id. To Larder it is an engine-given hash.
-    #[must_use]
     pub fn chunk(&self, block_id: u64) -> ChunkHash {
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"larder trace").update(self.0.as_ref().map_or(&[], |name| name));
@@ -41,7 +38,6 @@ impl TraceName {
 }
 
 /// The hash of a block of the trace that is generated without a seed.
-#[must_use]
 pub fn chunk_hash(block_id: u64) -> ChunkHash {
     TraceName::default().chunk(block_id)
 }
@@ -52,7 +48,6 @@ pub fn fill(hash: &ChunkHash, out: &mut [u8]) {
 }
 
 /// The position of the first wrong byte; `None` if all bytes are the chunk's.
-#[must_use]
 pub fn first_difference(hash: &ChunkHash, bytes: &[u8]) -> Option<usize> {
     let mut seeds = seeds(hash);
     let mut expected = [0; PART_BYTES];
@@ -68,7 +63,6 @@ pub fn first_difference(hash: &ChunkHash, bytes: &[u8]) -> Option<usize> {
 }
 
 /// Number of bytes that differ from the chunk's.
-#[must_use]
 pub fn differences(hash: &ChunkHash, bytes: &[u8]) -> usize {
     let mut seeds = seeds(hash);
     let mut expected = [0; PART_BYTES];

@@ -73,7 +73,6 @@ impl DevCluster {
     }
 
     /// An admin's certificate.
-    #[must_use]
     pub fn admin(&self) -> CredentialFiles {
         admin_in(self.files.dir())
     }
@@ -104,7 +103,6 @@ impl DevCluster {
     }
 
     /// The console's address, with the token that changes nodes; `None` if there is no coordinator.
-    #[must_use]
     pub fn console(&self) -> Option<String> {
         let http = self.addresses.coordinator?;
         let token = std::fs::read_to_string(self.files.console_token()).ok()?;
@@ -112,19 +110,16 @@ impl DevCluster {
     }
 
     /// The addresses of its processes.
-    #[must_use]
     pub fn addresses(&self) -> &Addresses {
         &self.addresses
     }
 
     /// Time that the cluster took to start.
-    #[must_use]
     pub fn ready_after(&self) -> Duration {
         self.ready_after
     }
 
     /// The folder of its configuration files, sockets and logs.
-    #[must_use]
     pub fn dir(&self) -> &Path {
         self.files.dir()
     }
@@ -160,7 +155,6 @@ impl DevCluster {
     }
 
     /// Names and ids of the cluster's processes.
-    #[must_use]
     pub fn pids(&self) -> Vec<(String, Option<u32>)> {
         self.children.iter().map(|child| (child.name().to_owned(), child.pid())).collect()
     }

@@ -40,7 +40,6 @@ pub struct Generator {
 
 impl Generator {
     /// The trace of `seed`.
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut next_id = 0;

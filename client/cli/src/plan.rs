@@ -107,7 +107,6 @@ pub struct Played {
 
 impl Outcome {
     /// A run that took `seconds` of CPU time.
-    #[must_use]
     pub fn new(scenario: Scenario, run: Played, seconds: f64, prices: &Prices) -> Self {
         let Played { counts, wait, stored_chunks } = run;
         Self {
@@ -133,13 +132,11 @@ impl Outcome {
 
 impl Scenario {
     /// Chunks that all nodes keep in memory together.
-    #[must_use]
     pub fn total_chunks(&self) -> u64 {
         self.capacity_chunks * u64::from(self.nodes)
     }
 
     /// Chunks that all disks keep together.
-    #[must_use]
     pub fn disk_chunks(&self) -> u64 {
         self.tiers.disk_chunks * u64::from(self.nodes)
     }
@@ -147,7 +144,6 @@ impl Scenario {
 
 impl Sharing {
     /// Whether nodes read each other's chunks.
-    #[must_use]
     pub fn shares(self) -> bool {
         matches!(self, Self::Shared | Self::RoutedShared)
     }

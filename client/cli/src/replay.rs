@@ -38,7 +38,6 @@ pub const DEFAULT_CHUNKS_PER_NODE: u64 = 3_000;
 
 /// Chunks that are reserved, written and committed together: [`MAX_PART_CHUNKS`], or fewer if [`STAGING_BYTES`] would not hold
 /// the blocks of all requests under way; at least one.
-#[must_use]
 pub fn part_chunks(block_bytes: u64, in_flight: u16) -> u64 {
     let of_each = STAGING_BYTES / u64::from(in_flight.max(USUAL_REQUESTS_IN_FLIGHT));
     (of_each / block_bytes.max(1)).clamp(1, MAX_PART_CHUNKS)

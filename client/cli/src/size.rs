@@ -105,20 +105,17 @@ impl Footprint {
     }
 
     /// Bytes of one chunk on this rank, recurrent state included.
-    #[must_use]
     pub fn rank_chunk_bytes(&self, chunk_tokens: u32) -> u64 {
         let bytes = |geometry: &AttentionGeometry| geometry.block_bytes(chunk_tokens).unwrap_or(u64::MAX);
         bytes(&self.full).saturating_add(bytes(&self.sliding)).saturating_add(self.state_bytes)
     }
 
     /// Bytes of one token's KV on this rank, without recurrent state.
-    #[must_use]
     pub fn rank_token_bytes(&self) -> u64 {
         self.rank_chunk_bytes(1) - self.state_bytes
     }
 
     /// Bytes of one chunk over all slices.
-    #[must_use]
     pub fn chunk_bytes(&self) -> u64 {
         self.kv_chunk_bytes.saturating_add(self.state_chunk_bytes)
     }

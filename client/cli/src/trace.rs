@@ -62,13 +62,11 @@ pub struct TraceReader<R> {
 
 impl Request {
     /// The ids of the full chunks; a cache keeps only these.
-    #[must_use]
     pub fn full_chunks(&self) -> &[u64] {
         &self.block_ids[..(self.input_tokens / CHUNK_TOKENS) as usize]
     }
 
     /// The most chunks that a lookup may answer: at least one token is left to compute.
-    #[must_use]
     pub fn usable_chunks(&self) -> usize {
         (self.input_tokens.saturating_sub(1) / CHUNK_TOKENS) as usize
     }

@@ -77,7 +77,6 @@ impl Audit {
     }
 
     /// Whether changes are noted.
-    #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }

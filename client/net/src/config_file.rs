@@ -25,7 +25,6 @@ pub fn read(path: &Path) -> io::Result<String> {
 }
 
 /// The one spelling of a path. Follows links in the path of the folder, if the folder exists.
-#[must_use]
 pub fn place_of(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let folder = path.parent().and_then(|folder| folder.canonicalize().ok());

@@ -72,7 +72,6 @@ impl Queued {
 
 impl RecordConfig {
     /// Writes to `path`, in files of the usual size and number.
-    #[must_use]
     pub fn to(path: PathBuf) -> Self {
         Self { path, max_bytes: file_bytes(), old_files: old_files() }
     }

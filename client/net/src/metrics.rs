@@ -75,13 +75,11 @@ pub enum Values {
 
 impl Metric {
     /// The names of its labels.
-    #[must_use]
     pub fn label_names(&self) -> Vec<&'static str> {
         self.labels.iter().map(|label| label.name).collect()
     }
 
     /// Every combination of its labels' values; `None` if one of them has no closed list.
-    #[must_use]
     pub fn combinations(&self) -> Option<Vec<Vec<&'static str>>> {
         combinations(self.labels)
     }
@@ -89,19 +87,16 @@ impl Metric {
 
 impl Label {
     /// A label with these values and no others.
-    #[must_use]
     pub const fn one_of(name: &'static str, values: &'static [&'static str]) -> Self {
         Self { name, values: Values::OneOf(values) }
     }
 
     /// A label with one value for each instance of `what`, which is bounded.
-    #[must_use]
     pub const fn each(name: &'static str, what: &'static str) -> Self {
         Self { name, values: Values::Each(what) }
     }
 
     /// Whether the label may have this value.
-    #[must_use]
     pub fn allows(&self, value: &str) -> bool {
         match self.values {
             Values::OneOf(values) => values.contains(&value),
@@ -118,7 +113,6 @@ impl Kind {
     }
 
     /// The kind's name in Prometheus' text format.
-    #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Counter => "counter",

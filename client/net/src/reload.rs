@@ -37,7 +37,6 @@ impl ReloadTimes {
     }
 
     /// The file.
-    #[must_use]
     pub fn file(&self) -> &Path {
         &self.file
     }
@@ -79,7 +78,6 @@ fn stamp(file: &Path) -> Option<Stamp> {
 }
 
 /// The settings in which two configurations differ.
-#[must_use]
 pub fn differences<C: Serialize>(before: &C, after: &C) -> Vec<ChangedSetting> {
     let (before, after) = (settings(before), settings(after));
     let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();

@@ -12,7 +12,6 @@ pub struct Seldom {
 
 impl Seldom {
     /// At most one line is logged in this time.
-    #[must_use]
     pub fn new(every: Duration) -> Self {
         Self { every, said_at: None, unsaid: 0 }
     }

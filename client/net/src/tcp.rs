@@ -98,7 +98,6 @@ impl TcpPort {
 
 impl TcpEndpoint {
     /// An endpoint with these credentials. A side that is silent for `idle_timeout` while it owes packets counts as dead.
-    #[must_use]
     pub fn new(credentials: &Credentials, idle_timeout: Duration) -> Self {
         Self { credentials: Arc::new(Mutex::new(credentials.clone())), idle_timeout }
     }
@@ -210,13 +209,11 @@ impl TcpEndpoint {
 
 impl TcpConnection {
     /// The identity of the other side.
-    #[must_use]
     pub fn peer(&self) -> &Identity {
         &self.peer
     }
 
     /// The version of the protocol that both sides speak on the connection.
-    #[must_use]
     pub fn version(&self) -> Version {
         self.version
     }

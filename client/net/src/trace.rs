@@ -55,7 +55,6 @@ pub enum SpanKind {
 
 impl Sampler {
     /// Records requests whose caller records them, and the fraction `ratio` of the requests without a caller's trace.
-    #[must_use]
     pub fn new(ratio: f64) -> Self {
         Self { is_on: true, ratio }
     }
@@ -103,7 +102,6 @@ impl Trace {
     }
 
     /// Whether there is a span to describe. Costly fields are computed only then.
-    #[must_use]
     pub fn is_recorded(&self) -> bool {
         self.0.as_ref().is_some_and(|recorded| !recorded.span.is_disabled())
     }
@@ -126,7 +124,6 @@ impl Trace {
     }
 
     /// The context for processes that do a part of the work.
-    #[must_use]
     pub fn context(&self) -> Option<TraceContext> {
         self.0.as_ref().map(|recorded| recorded.context)
     }

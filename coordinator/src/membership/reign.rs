@@ -18,7 +18,6 @@ pub(super) enum Office {
 
 impl Membership {
     /// A coordinator that is one of several. It follows until it is elected.
-    #[must_use]
     pub fn candidate(patience: Patience, state: DurableState, now: Millis) -> Self {
         let mut candidate = Self::new(patience, state, now);
         candidate.epoch = candidate.table.epoch;
@@ -28,7 +27,6 @@ impl Membership {
     }
 
     /// Whether the coordinator leads: it makes tables and hears nodes.
-    #[must_use]
     pub fn leads(&self, now: Millis) -> bool {
         match self.office {
             Office::Alone => true,
@@ -37,7 +35,6 @@ impl Membership {
     }
 
     /// The term of the coordinator's tables.
-    #[must_use]
     pub fn term(&self) -> u64 {
         self.epoch.term
     }

@@ -22,13 +22,11 @@ pub struct Cause(Option<Arc<dyn Span>>);
 
 impl Cause {
     /// A recorded cause.
-    #[must_use]
     pub fn new(span: Arc<dyn Span>) -> Self {
         Self(Some(span))
     }
 
     /// The span of a recorded cause.
-    #[must_use]
     pub fn span(&self) -> Option<&dyn Span> {
         self.0.as_deref()
     }

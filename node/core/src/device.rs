@@ -154,7 +154,6 @@ impl Core {
     }
 
     /// The use of the device's memory and copies, by the store and by the device.
-    #[must_use]
     pub fn usage(&self) -> Usage {
         let (device_copies, device_tier) = (self.device.account.under_way() as u64, self.device.tier.usage());
         Usage { device_copies, device_tier, ..self.store.usage() }

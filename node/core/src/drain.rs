@@ -174,7 +174,6 @@ impl Core {
     }
 
     /// The progress of the drain; `None` without a drain.
-    #[must_use]
     pub fn drain_progress(&self) -> Option<DrainProgress> {
         self.drain.as_ref().map(|drain| DrainProgress { chunks: drain.counts, is_over: drain.is_over })
     }

@@ -166,7 +166,6 @@ enum Alarm {
 
 impl Exchange {
     /// An exchange without peers. Its pauses are random, and the same for the same seed.
-    #[must_use]
     pub fn new(limits: ExchangeLimits, seed: u64) -> Self {
         Self {
             table: Arc::default(),
@@ -183,7 +182,6 @@ impl Exchange {
     }
 
     /// The table in force.
-    #[must_use]
     pub fn table(&self) -> &Arc<Table> {
         &self.table
     }
@@ -261,7 +259,6 @@ impl Exchange {
     }
 
     /// When [`Self::tick`] is due.
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let alarm = self.alarms.first().map(|&(due, _)| due);
         alarm.into_iter().chain(self.connections.next_deadline()).min()
@@ -273,7 +270,6 @@ impl Exchange {
     }
 
     /// Fetches and follows that have not left.
-    #[must_use]
     pub fn under_way(&self) -> usize {
         self.requests.len()
     }
@@ -292,7 +288,6 @@ impl Exchange {
 
 impl Outgoing {
     /// Bounds with nothing in flight.
-    #[must_use]
     pub fn new(limits: &ExchangeLimits) -> Self {
         Self { sending: Sending::new(limits.sending_bytes), pace: Pace::new(limits.send_bytes_per_second) }
     }

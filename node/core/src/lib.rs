@@ -124,7 +124,6 @@ pub struct Core {
 
 impl Core {
     /// An empty core, with the places from which it may get chunks, the limits of its device, and the names of its tenants.
-    #[must_use]
     pub fn new(limits: StoreLimits, sources: Sources, device: DeviceLimits, tenants: Arc<[String]>) -> Self {
         let mut store = Store::new(limits);
         store.keep_journal();
@@ -245,7 +244,6 @@ impl Core {
     }
 
     /// When [`Event::Alarm`] is due.
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let drain = self.drain.as_ref().and_then(Drain::next_deadline);
         let (bring, untold) = (self.bring.next_deadline(), self.untold.next_deadline());
@@ -254,13 +252,11 @@ impl Core {
     }
 
     /// The tenants' names, by number; empty for a tenant that is not served.
-    #[must_use]
     pub fn tenants(&self) -> &[String] {
         &self.tenants
     }
 
     /// The actor's store.
-    #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
     }
@@ -307,13 +303,11 @@ impl Core {
     }
 
     /// The lookups that can be replayed, the oldest first.
-    #[must_use]
     pub fn past(&self) -> Vec<PastLookup> {
         self.past.lookups().cloned().collect()
     }
 
     /// Bytes of the hashes of lookups that are kept.
-    #[must_use]
     pub fn lookup_bytes(&self) -> u64 {
         self.lookups.bytes() + self.past.bytes()
     }

@@ -73,7 +73,6 @@ impl Meter {
     }
 
     /// The source's rate; `None` before its first delivery.
-    #[must_use]
     pub fn bytes_per_second(&self) -> Option<f64> {
         self.measured_at.map(|_| self.bytes / self.seconds)
     }
@@ -91,7 +90,6 @@ impl Meter {
 
     /// Seconds until the source has delivered `bytes` more bytes. A source that was never measured counts as fast, so that it
     /// is tried and measured.
-    #[must_use]
     pub fn seconds_for(&self, bytes: u64) -> f64 {
         let all = (self.outstanding_bytes + bytes) as f64;
         self.bytes_per_second().map_or(0.0, |rate| all / rate.max(1.0))
@@ -100,7 +98,6 @@ impl Meter {
 
 /// The number of chunks that are worth loading: at least those in place at the front. One more chunk is loaded if its source was
 /// not measured for a while.
-#[must_use]
 pub fn worth_loading(pieces: &[ChunkSource], meters: &[&Meter], prefill: Prefill, now: Duration) -> usize {
     let Prefill { tokens_per_second, chunk_tokens } = prefill;
     let chunk_seconds = f64::from(chunk_tokens) / tokens_per_second.max(f64::MIN_POSITIVE);

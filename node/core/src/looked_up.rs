@@ -33,14 +33,12 @@ pub struct LookedUp<'a> {
 
 impl LookedUp<'_> {
     /// Whether the lookup names the prompt's chunks from the first on.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         let chain = &self.ask.chain;
         chain.hashes.is_empty() || chain.chunk(0).index == 0
     }
 
     /// The lookup as it can be played again, without the names of its chunks.
-    #[must_use]
     pub fn past(&self) -> PastLookup {
         PastLookup {
             at: self.at,

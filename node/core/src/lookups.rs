@@ -95,7 +95,6 @@ pub struct ExplainedLookups {
 
 impl Core {
     /// Explains the last lookups that pass the filter, the newest first.
-    #[must_use]
     pub fn explain_lookups(&self, filter: &LookupFilter) -> ExplainedLookups {
         let mut likes = HashMap::new();
         let with_others = |record: LookupRecord| {
@@ -139,7 +138,6 @@ impl LookupRecord {
     }
 
     /// Whether a chunk was missed.
-    #[must_use]
     pub fn has_miss(&self) -> bool {
         self.outcomes.iter().any(|run| run.outcome.is_miss())
     }

@@ -63,7 +63,6 @@ impl OutcomeRun {
 
 impl ChunkOutcome {
     /// Whether an engine that asked for the chunk has to compute it.
-    #[must_use]
     pub fn is_miss(self) -> bool {
         !matches!(self, Self::Found(_) | Self::NotAsked)
     }

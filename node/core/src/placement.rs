@@ -86,7 +86,6 @@ fn earns_its_place(copy: Worth, least: Option<Worth>) -> bool {
 
 /// Whether a copy of a chunk that others hold goes before an only copy that is worth `least`. Without `least`, nothing is known
 /// of only copies yet, and the copy goes.
-#[must_use]
 pub fn copy_goes_first(copy: Worth, least: Option<Worth>) -> bool {
     least.is_none_or(|least| copy <= least)
 }
@@ -94,21 +93,18 @@ pub fn copy_goes_first(copy: Worth, least: Option<Worth>) -> bool {
 /// Whether a chunk that no other node has read goes before the policy's victim, a chunk that another node has read. Nobody used
 /// the first chunk for `idle`, and the victim for `idle_of_read`, in one unit: a chunk that was read elsewhere stays up to twice
 /// as long.
-#[must_use]
 pub fn goes_before_read(idle: u32, idle_of_read: u32) -> bool {
     idle >= idle_of_read / READ_STAYS
 }
 
 /// Whether an only copy that is evicted is worth its transfer to a node whose next victim is worth `there`: that node must keep
 /// it [`FORWARD_GAIN`] times as long.
-#[must_use]
 pub fn pays_to_forward(chunk: Worth, there: Worth) -> bool {
     chunk > Worth::NOTHING && there.0.saturating_mul(FORWARD_GAIN) <= chunk.0
 }
 
 /// How many transfers one transfer counts for, from a node that sends `served` bytes a second, where nodes send `mean` on
 /// average.
-#[must_use]
 pub fn transfer_weight(served: u64, mean: u64) -> u64 {
     let is_above = |quarters| served.saturating_mul(4) > mean.saturating_mul(quarters);
     if is_above(OVERLOADED_QUARTERS) {
@@ -122,7 +118,6 @@ pub fn transfer_weight(served: u64, mean: u64) -> u64 {
 
 /// The rule [`PlacementRule::Worth`] for a fetched chunk: a copy stays where it earns its place. Without `copy`, nobody
 /// registered the chunk's namespace.
-#[must_use]
 pub fn place_by_worth(copy: Option<Worth>, least: Option<Worth>) -> Placement {
     match copy {
         Some(copy) if earns_its_place(copy, least) => Placement::Replicate,
@@ -132,7 +127,6 @@ pub fn place_by_worth(copy: Option<Worth>, least: Option<Worth>) -> Placement {
 
 /// The rule [`PlacementRule::Reads`] for a chunk with `copies` copies and `reads` reads, this read included. `is_on_disk` says
 /// that the holder has the chunk on disk: it stays there, since each move would wear a drive.
-#[must_use]
 pub fn place_by_reads(copies: usize, reads: u32, is_on_disk: bool) -> Placement {
     if reads >= REPLICATE_READS || (is_on_disk && copies <= 1) {
         Placement::Replicate

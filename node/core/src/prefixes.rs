@@ -35,7 +35,6 @@ struct Chunk {
 }
 
 /// The runs that at least two lookups had, each after its parent, the runs with the most requested tokens first; at most `most`.
-#[must_use]
 pub fn hottest(mut lookups: Vec<PastLookup>, most: usize) -> Vec<HotRun> {
     keep_chained(&mut lookups);
     let mut chunks = HashMap::<u64, Chunk>::new();

@@ -64,7 +64,6 @@ impl<K: Copy + Eq + Hash> Turns<K> {
     }
 
     /// The key of the request whose turn it is.
-    #[must_use]
     pub fn next(&self) -> Option<K> {
         self.line.first_key_value().map(|(_, &key)| key)
     }

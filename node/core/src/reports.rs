@@ -36,7 +36,6 @@ struct Budget {
 
 impl Reporter {
     /// The reporter's name in metrics.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Session(_) => "engine",
@@ -49,7 +48,6 @@ impl Reporter {
 
 impl Reports {
     /// Whether the limit of verifications at a time is reached.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         self.under_way >= MOST_UNDER_WAY
     }

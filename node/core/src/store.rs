@@ -154,7 +154,6 @@ pub struct Store {
 
 impl Store {
     /// An empty store.
-    #[must_use]
     pub fn new(limits: StoreLimits) -> Self {
         Self {
             slab: Slab::new(limits.extents, limits.extent_bytes, &limits.most_extents()),
@@ -324,13 +323,11 @@ impl Store {
     }
 
     /// The open sessions.
-    #[must_use]
     pub fn open_sessions(&self) -> Vec<SessionId> {
         self.sessions.ids()
     }
 
     /// Whether the configuration has more than one tenant.
-    #[must_use]
     pub fn has_several_tenants(&self) -> bool {
         self.limits.tenant_bytes.iter().filter(|&&most| most > 0).nth(1).is_some()
     }
@@ -355,7 +352,6 @@ impl Store {
     }
 
     /// The fingerprint of a namespace.
-    #[must_use]
     pub fn fingerprint(&self, namespace: u32) -> Option<Fingerprint> {
         Some(self.namespaces.find(NamespaceId::of(namespace))?.fingerprint)
     }
@@ -366,20 +362,17 @@ impl Store {
     }
 
     /// Tokens of one chunk of a namespace.
-    #[must_use]
     pub fn chunk_tokens(&self, namespace: u32) -> Option<u32> {
         Some(self.namespaces.find(NamespaceId::of(namespace))?.chunk_tokens)
     }
 
     /// Bytes of the slots of a whole chunk of a namespace; 0 for a namespace that nobody registered.
-    #[must_use]
     pub fn chunk_bytes_of(&self, namespace: u32) -> u64 {
         let number = NamespaceId::of(namespace);
         self.namespaces.find(number).map_or(0, |_| self.whole_chunk_bytes(number))
     }
 
     /// Whether engines write straight into the arena.
-    #[must_use]
     pub fn trusts_engines(&self) -> bool {
         self.limits.trust_engines
     }
@@ -399,7 +392,6 @@ impl Store {
     }
 
     /// Checksums of the readable blocks of a chunk, by slice, then pool; `None` if the chunk is not complete in memory.
-    #[must_use]
     pub fn checksums(&self, namespace: u32, hash: &ChunkHash) -> Option<Vec<&Checksums>> {
         let chunk = self.index.get(self.index.find(NamespaceId::of(namespace), hash)?);
         let readable = chunk.blocks.iter().filter_map(|block| match block {
@@ -410,7 +402,6 @@ impl Store {
     }
 
     /// The policy in force.
-    #[must_use]
     pub fn policy(&self) -> PolicyName {
         self.tenants.policy_name()
     }

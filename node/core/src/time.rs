@@ -8,7 +8,6 @@ pub struct Millis(pub u64);
 
 impl Millis {
     /// How long from `earlier` until this moment; 0 if `earlier` is later.
-    #[must_use]
     pub fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }

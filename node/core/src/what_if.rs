@@ -96,7 +96,6 @@ impl Past {
     }
 
     /// Bytes of the lookups' chunks.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         (self.chunks * size_of::<u64>()) as u64
     }
@@ -108,7 +107,6 @@ impl Past {
 }
 
 /// The caches to try where `present` is the policy in force: other sizes with it, and other policies with the present size.
-#[must_use]
 pub fn variants(present: PolicyName) -> Vec<Variant> {
     let sizes = SIZES.iter().map(|&times| Variant { policy: present, times: Some(times) });
     let others = PolicyName::ALL.into_iter().filter(|&policy| policy != present);
@@ -118,7 +116,6 @@ pub fn variants(present: PolicyName) -> Vec<Variant> {
 
 /// Plays lookups through every cache; `capacity_chunks` is the present size. Takes about a microsecond for each chunk and cache.
 /// `None` if there is nothing to play.
-#[must_use]
 pub fn play(
     mut lookups: Vec<PastLookup>,
     capacity_chunks: u64,
@@ -168,7 +165,6 @@ pub fn play(
 
 impl PastLookup {
     /// The [`ChunkHash::short`] of the chunk of `namespace` that has this name.
-    #[must_use]
     pub fn short_hash(namespace: &Fingerprint, name: u64) -> u64 {
         name ^ mark(namespace)
     }

@@ -109,25 +109,21 @@ impl ExtentSpec {
 
 impl ExtentMemory {
     /// Size in bytes.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.mapping.bytes()
     }
 
     /// The kind of the memory's pages.
-    #[must_use]
     pub fn pages(&self) -> Pages {
         self.pages
     }
 
     /// Whether engines may map the memory writable.
-    #[must_use]
     pub fn is_writable_by_engines(&self) -> bool {
         self.spec.trust_engines
     }
 
     /// The memory's file, for engines to map.
-    #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

@@ -40,7 +40,6 @@ pub enum HugePages {
 
 impl ArenaLimits {
     /// Bytes of the whole arena.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.extent.bytes * u64::from(self.extents)
     }

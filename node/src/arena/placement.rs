@@ -108,38 +108,32 @@ impl ArenaPlacement {
     }
 
     /// Examined pages.
-    #[must_use]
     pub fn sampled_pages(&self) -> u64 {
         self.pages_on.values().sum::<u64>() + self.absent_pages
     }
 
     /// Examined pages that are on another node than asked for, or nowhere.
-    #[must_use]
     pub fn misplaced_pages(&self) -> u64 {
         let right = self.asked.map(|node| self.pages_on.get(&node).copied().unwrap_or(0));
         right.map_or(self.absent_pages, |right| self.sampled_pages() - right)
     }
 
     /// Bytes of the arena on NUMA node `node`, projected from the examined pages.
-    #[must_use]
     pub fn bytes_on(&self, node: u32) -> u64 {
         self.projected(self.pages_on.get(&node).copied().unwrap_or(0))
     }
 
     /// Bytes of the arena on another node than asked for, or nowhere, projected likewise.
-    #[must_use]
     pub fn misplaced_bytes(&self) -> u64 {
         self.projected(self.misplaced_pages())
     }
 
     /// Bytes in pages of 4 KiB.
-    #[must_use]
     pub fn ordinary_bytes(&self) -> u64 {
         self.bytes.saturating_sub(self.huge_bytes).saturating_sub(self.transparent_bytes)
     }
 
     /// A summary for people: page sizes, amounts, places.
-    #[must_use]
     pub fn summary(&self) -> String {
         let kinds = [
             (self.huge_bytes, "in reserved huge pages of 2 MiB"),
@@ -159,7 +153,6 @@ impl ArenaPlacement {
     }
 
     /// Advice for more huge pages; `None` if the whole arena has them.
-    #[must_use]
     pub fn advice(&self, huge_pages: HugePages) -> Option<String> {
         if self.ordinary_bytes() == 0 {
             return None;

@@ -64,7 +64,6 @@ pub enum ObjectWrite {
 
 impl ObjectConfig {
     /// The store at `url`, with all the defaults.
-    #[must_use]
     pub fn new(url: String) -> Self {
         Self {
             url,

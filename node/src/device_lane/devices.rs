@@ -19,7 +19,6 @@ type OpenDevice = dyn Fn(u16, Option<PciAddress>) -> Result<Box<dyn Device>, Dev
 
 impl Devices {
     /// Opens GPUs with CUDA: the actor's own GPU, or the driver's first GPU if the configuration names none.
-    #[must_use]
     pub fn cuda() -> Self {
         let open: Arc<OpenDevice> = Arc::new(|_, pci| {
             let ordinal = ordinal_at(pci.map(PciAddress::place))?;
@@ -33,7 +32,6 @@ impl Devices {
     }
 
     /// Opens stand-ins for GPUs, for tests; no configuration leads here. `open` gets the actor's number.
-    #[must_use]
     pub fn stand_in(
         open: impl Fn(u16) -> Result<Box<dyn Device>, DeviceError> + Send + Sync + 'static,
     ) -> Self {

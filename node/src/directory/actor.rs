@@ -57,7 +57,6 @@ pub struct DirectoryLimits {
 
 impl DirectoryActor {
     /// A directory that knows no table yet. Until it gets one, nobody holds anything, and changes wait.
-    #[must_use]
     pub fn new(
         peers: Recipient<AskPeer>,
         (silent, connected): (SilentPeers, ConnectedPeers),

@@ -254,7 +254,6 @@ pub enum FormatError {
 
 impl Superblock {
     /// Encodes one copy, a page long.
-    #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer::new(SUPERBLOCK_MAGIC);
         out.u16(VERSION).zeros(6).bytes(&self.storage.0).u64(self.segment_bytes).u32(self.segments).zeros(4);
@@ -279,7 +278,6 @@ impl Superblock {
 
 impl SegmentHeader {
     /// The header page.
-    #[must_use]
     pub fn encode(&self, storage: StorageId) -> Vec<u8> {
         let mut out = Writer::new(SEGMENT_MAGIC);
         out.u16(VERSION).zeros(2).u32(self.segment).bytes(&storage.0).u64(self.sequence);
@@ -305,7 +303,6 @@ impl SegmentHeader {
 }
 
 /// The page that stands where a purged record began.
-#[must_use]
 pub fn wiped_record(storage: StorageId) -> Vec<u8> {
     let mut out = Writer::new(WIPED_MAGIC);
     out.u16(VERSION).zeros(6).bytes(&storage.0).checksum().pad_to(PAGE_BYTES as usize);
@@ -314,13 +311,11 @@ pub fn wiped_record(storage: StorageId) -> Vec<u8> {
 
 impl RecordHeader {
     /// Pages of the header of a record with these blocks.
-    #[must_use]
     pub fn pages_for(blocks: &[BlockEntry]) -> u32 {
         Self::pages_of(blocks.iter().map(|block| block.checksums.ranges.len() as u64))
     }
 
     /// Pages of a record's header, from the numbers of its blocks' layer ranges.
-    #[must_use]
     pub fn pages_of(ranges: impl Iterator<Item = u64>) -> u32 {
         let bytes = ranges.fold(RECORD_FIXED_BYTES as u64, |bytes, ranges| {
             bytes.saturating_add(ranges.saturating_mul(8)).saturating_add(BLOCK_FIXED_BYTES)
@@ -329,33 +324,28 @@ impl RecordHeader {
     }
 
     /// Pages of a whole record with these blocks.
-    #[must_use]
     pub fn record_pages_for(blocks: &[BlockEntry]) -> u64 {
         let payload: u64 = blocks.iter().map(|block| block.bytes).sum();
         u64::from(Self::pages_for(blocks)) + payload.div_ceil(PAGE_BYTES)
     }
 
     /// Pages of the whole record.
-    #[must_use]
     pub fn record_pages(&self) -> u64 {
         Self::record_pages_for(&self.blocks)
     }
 
     /// Bytes of all blocks.
-    #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         self.blocks.iter().map(|block| block.bytes).sum()
     }
 
     /// The name of a block.
-    #[must_use]
     pub fn block_key(&self, block: &BlockEntry) -> BlockKey {
         let BlockEntry { slice, pool, .. } = *block;
         BlockKey { fingerprint: self.fingerprint, hash: self.chunk.hash, slice, pool }
     }
 
     /// The record's entry in the segment's footer.
-    #[must_use]
     pub fn footer_entry(&self) -> FooterEntry {
         FooterEntry {
             fingerprint: self.fingerprint,
@@ -368,7 +358,6 @@ impl RecordHeader {
     }
 
     /// Encodes the header as whole pages.
-    #[must_use]
     pub fn encode(&self, storage: StorageId) -> Vec<u8> {
         let pages = Self::pages_for(&self.blocks);
         let mut out = Writer::new(RECORD_MAGIC);
@@ -467,13 +456,11 @@ impl BlockEntry {
 
 impl Footer {
     /// Pages of a footer with this many entries.
-    #[must_use]
     pub fn pages_for(entries: usize) -> u32 {
         ((entries * ENTRY_BYTES + TAIL_BYTES) as u64).div_ceil(PAGE_BYTES) as u32
     }
 
     /// Encodes the footer as whole pages. The footer ends where the segment ends.
-    #[must_use]
     pub fn encode(&self, storage: StorageId) -> Vec<u8> {
         let mut out = Writer::default();
         for entry in &self.entries {
@@ -525,7 +512,6 @@ impl FooterTail {
     }
 
     /// Pages of the whole footer.
-    #[must_use]
     pub fn pages(&self) -> u32 {
         Footer::pages_for(self.entries as usize)
     }
@@ -533,7 +519,6 @@ impl FooterTail {
 
 impl FooterEntry {
     /// Whether the record ends within a segment of `segment_pages` pages.
-    #[must_use]
     pub fn is_within(&self, segment_pages: u32) -> bool {
         self.pages > 0 && self.page.checked_add(self.pages).is_some_and(|end| end <= segment_pages)
     }

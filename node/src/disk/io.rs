@@ -210,7 +210,6 @@ impl DiskFile {
     }
 
     /// Whether transfers bypass the page cache.
-    #[must_use]
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
@@ -263,7 +262,6 @@ impl DiskFile {
 
 impl Plain {
     /// A device over `file`.
-    #[must_use]
     pub fn new(file: Arc<DiskFile>) -> Self {
         Self { file, finished: Vec::new() }
     }

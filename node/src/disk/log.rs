@@ -167,25 +167,21 @@ struct Evicting {
 
 impl Geometry {
     /// Bytes of the whole file.
-    #[must_use]
     pub fn file_bytes(&self) -> u64 {
         SEGMENTS_START + u64::from(self.segments) * u64::from(self.segment_pages) * PAGE_BYTES
     }
 
     /// The offset of a segment's page in the file.
-    #[must_use]
     pub fn offset(&self, segment: u32, page: u32) -> u64 {
         SEGMENTS_START + (u64::from(segment) * u64::from(self.segment_pages) + u64::from(page)) * PAGE_BYTES
     }
 
     /// Pages of the largest record.
-    #[must_use]
     pub fn most_pages(&self) -> u64 {
         u64::from(self.segment_pages.saturating_sub(FIRST_PAGE + Footer::pages_for(1)))
     }
 
     /// Whether a segment has room for a chunk with all of these slices and pools.
-    #[must_use]
     pub fn has_room_for(&self, slices: u16, pools: &[PoolSpec]) -> bool {
         let slice_bytes: u64 = pools.iter().map(PoolSpec::block_bytes).fold(0, u64::saturating_add);
         let bytes = slice_bytes.saturating_mul(slices.into());
@@ -196,13 +192,11 @@ impl Geometry {
 
 impl Log {
     /// The log of an empty tier.
-    #[must_use]
     pub fn new(geometry: Geometry) -> Self {
         Self::restore(geometry, Vec::new())
     }
 
     /// The log of a tier in which these segments were found. If a chunk has several records, the one written last counts.
-    #[must_use]
     pub fn restore(geometry: Geometry, mut found: Vec<Recovered>) -> Self {
         let mut log = Self {
             geometry,
@@ -246,7 +240,6 @@ impl Log {
     }
 
     /// The place of a chunk's record.
-    #[must_use]
     pub fn find(&self, key: &ChunkKey) -> Option<RecordPlace> {
         self.index.find(key).and_then(|id| self.index.place(id))
     }
@@ -265,7 +258,6 @@ impl Log {
     }
 
     /// The next step before a record of `pages` pages can be placed.
-    #[must_use]
     pub fn room_for(&self, pages: u64, purpose: RoomPurpose) -> LogRoom {
         if pages > self.geometry.most_pages() {
             return LogRoom::None;
@@ -321,7 +313,6 @@ impl Log {
     }
 
     /// The open segment.
-    #[must_use]
     pub fn open_segment(&self) -> Option<u32> {
         self.open.as_ref().map(|open| open.segment.segment)
     }
@@ -330,14 +321,12 @@ impl Log {
     ///
     /// # Panics
     /// Panics if none is open.
-    #[must_use]
     pub fn footer(&self) -> Footer {
         let open = self.open.as_ref().expect("an open segment is sealed");
         Footer { segment: open.segment, end_page: open.page, entries: open.entries.clone() }
     }
 
     /// Free segments that are not known to be wiped.
-    #[must_use]
     pub fn unwiped(&self) -> Vec<u32> {
         self.free.iter().copied().filter(|&segment| !self.segments[segment as usize].is_wiped).collect()
     }
@@ -396,7 +385,6 @@ impl Log {
     }
 
     /// Whether a segment should be given up ahead of need.
-    #[must_use]
     pub fn wants_eviction(&self) -> bool {
         !self.failing.is_empty() || self.free.len() < SPARE_SEGMENTS && self.can_evict()
     }
@@ -415,7 +403,6 @@ impl Log {
     }
 
     /// Whether the open segment is the next to be given up, and must be sealed first.
-    #[must_use]
     pub fn must_seal(&self) -> bool {
         self.evicting.is_none()
             && self.open.as_ref().is_some_and(|open| self.failing.contains(&open.segment.segment))
@@ -486,7 +473,6 @@ impl Log {
     }
 
     /// The segment with the next sequence number after `after`, and whether it is open.
-    #[must_use]
     pub fn segment_after(&self, after: u64) -> Option<(SegmentHeader, bool)> {
         let used = (0..).zip(&self.segments).filter(|(_, segment)| segment.sequence > after);
         let (number, segment) = used.min_by_key(|(_, segment)| segment.sequence)?;
@@ -495,26 +481,22 @@ impl Log {
     }
 
     /// The record that the scrubber looks at after position `from`, and the position after it.
-    #[must_use]
     pub fn scrub_after(&self, from: u32) -> Option<(ChunkKey, RecordPlace, u32)> {
         let id = self.index.next(from)?;
         Some((self.index.key(id), self.index.place(id)?, id + 1))
     }
 
     /// The namespaces that have records, those with the most first.
-    #[must_use]
     pub fn namespaces(&self) -> Vec<Fingerprint> {
         self.index.namespaces()
     }
 
     /// Records.
-    #[must_use]
     pub fn records(&self) -> usize {
         self.index.len()
     }
 
     /// Segments by state; a segment that is being freed still counts as sealed.
-    #[must_use]
     pub fn counts(&self) -> SegmentCounts {
         SegmentCounts {
             free: self.free.len(),
@@ -524,7 +506,6 @@ impl Log {
     }
 
     /// Bytes of the file that records have taken, including unneeded records until their segment is freed.
-    #[must_use]
     pub fn used_bytes(&self) -> u64 {
         let open = self.open.as_ref().map_or(0, |open| u64::from(open.page));
         let full = self.counts().sealed as u64 * u64::from(self.geometry.segment_pages);
@@ -532,7 +513,6 @@ impl Log {
     }
 
     /// Bytes of memory that the log takes.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let lists: usize = self.segments.iter().map(|segment| segment.records.capacity() * 4).sum();
         self.index.memory_bytes() + lists + self.segments.len() * size_of::<Segment>()
@@ -575,13 +555,11 @@ impl Log {
 
 impl FooterEntry {
     /// The key of the record.
-    #[must_use]
     pub fn key(&self) -> ChunkKey {
         ChunkKey { fingerprint: self.fingerprint, hash: self.chunk.hash }
     }
 
     /// The chunk, as it is to be announced, with the pools of its blocks.
-    #[must_use]
     pub fn held(&self) -> (Fingerprint, ChunkRef, PoolSet) {
         (self.fingerprint, self.chunk, self.pools)
     }

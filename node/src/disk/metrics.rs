@@ -71,13 +71,11 @@ impl DiskMetrics {
     }
 
     /// Wrong bytes so far.
-    #[must_use]
     pub fn damaged(&self, by: FoundBy) -> u64 {
         self.damaged.with_label_values(&[by.name()]).get()
     }
 
     /// Orders so far that ended this way.
-    #[must_use]
     pub fn answers(&self, outcome: &str) -> u64 {
         self.answers.with_label_values(&[outcome]).get()
     }

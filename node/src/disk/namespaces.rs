@@ -121,7 +121,6 @@ impl NamespaceFolder {
 
 impl KnownNamespace {
     /// The namespace's fingerprint.
-    #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.spec.fingerprint(&self.tenant)
     }

@@ -241,13 +241,11 @@ impl WriteOrder {
     }
 
     /// The key of the chunk.
-    #[must_use]
     pub fn key(&self) -> ChunkKey {
         ChunkKey { fingerprint: self.fingerprint, hash: self.chunk.hash }
     }
 
     /// Bytes of all blocks.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.entries.iter().map(|entry| entry.bytes).sum()
     }

@@ -34,7 +34,6 @@ impl Owners {
     }
 
     /// The tenant of a namespace; `None` if it is unknown or not served.
-    #[must_use]
     pub fn of(&self, fingerprint: &Fingerprint) -> Option<Arc<str>> {
         let Tenants { owners, unserved } = &*self.tenants();
         owners.get(fingerprint).filter(|tenant| !unserved.contains(*tenant)).cloned()

@@ -120,13 +120,11 @@ impl DiskTier {
     }
 
     /// Bytes that the tier takes on disk.
-    #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }
 
     /// Bytes that chunks have taken so far. The tier frees many bytes at a time.
-    #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.metrics.used_bytes()
     }
@@ -188,13 +186,11 @@ impl DiskTier {
     }
 
     /// Whether the tier closed itself after a failure.
-    #[must_use]
     pub fn is_closed(&self) -> bool {
         self.trouble.get().is_some()
     }
 
     /// Why the tier closed itself, if it did.
-    #[must_use]
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.get().map(String::as_str)
     }
@@ -237,13 +233,11 @@ impl DiskTier {
     }
 
     /// The namespaces that had records when the tier was opened, those with the most first.
-    #[must_use]
     pub fn namespaces_at_start(&self) -> &[Fingerprint] {
         &self.namespaces
     }
 
     /// The tenants of the namespaces. While several tenants are known, each keeps its part of the disk.
-    #[must_use]
     pub fn owners(&self) -> &Owners {
         &self.owners
     }

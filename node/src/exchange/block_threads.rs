@@ -191,7 +191,6 @@ impl BlockThreads {
     }
 
     /// The threads' endpoints. Their credentials are [`Credentials::for_blocks`].
-    #[must_use]
     pub fn endpoints(&self) -> Vec<Endpoint> {
         self.endpoints.clone()
     }

@@ -68,7 +68,6 @@ pub(super) struct AskedAgain(u32);
 
 impl ConnectedPeers {
     /// Whether a request to this node needs no handshake.
-    #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         self.lock().contains_key(name)
     }

@@ -47,7 +47,6 @@ pub(super) struct Mover {
 
 impl Common {
     /// The parts of a node that moves nothing yet.
-    #[must_use]
     pub fn new(limits: &ExchangeLimits, metrics: ExchangeMetrics, clock: Clock, rooms: Rooms) -> Self {
         let outgoing = Arc::new(Mutex::new(Outgoing::new(limits)));
         let (members, faults, over_tcp) = (Arc::default(), Arc::default(), Arc::default());
@@ -61,7 +60,6 @@ impl Common {
     }
 
     /// The clock from which all times here count.
-    #[must_use]
     pub fn clock(&self) -> Clock {
         self.clock
     }

@@ -68,13 +68,11 @@ pub struct SilentPeers(Arc<Mutex<BTreeSet<NodeNumber>>>);
 
 impl SilentPeers {
     /// The silent nodes.
-    #[must_use]
     pub fn get(&self) -> BTreeSet<NodeNumber> {
         self.lock().clone()
     }
 
     /// Whether a node is silent.
-    #[must_use]
     pub fn contains(&self, node: NodeNumber) -> bool {
         self.lock().contains(&node)
     }

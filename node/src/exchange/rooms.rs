@@ -44,7 +44,6 @@ impl Rooms {
     }
 
     /// The actor of this node whose next victim is worth least, and that worth.
-    #[must_use]
     pub fn cheapest_actor(&self) -> Option<(u16, Worth)> {
         let own = larder_net::lock(&self.0.own);
         own.iter().min_by_key(|&(_, &least)| least).map(|(&device, &least)| (device, Worth(least)))
@@ -57,7 +56,6 @@ impl Rooms {
     }
 
     /// Bytes of blocks a second that this node has sent to others lately.
-    #[must_use]
     pub fn served(&self, now: Duration) -> u64 {
         let served = larder_net::lock(&self.0.served);
         served.bytes_a_second(now.as_millis() as u64)

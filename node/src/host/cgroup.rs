@@ -16,7 +16,6 @@ pub(super) fn huge_page_limit(root: &Path) -> Option<u64> {
 /// file `v1` in the controller's groups of version 1. `root` is `/` for this machine.
 ///
 /// In a container, the kernel may give the path on the host. Then only the mount's root exists; it is the container's own group.
-#[must_use]
 pub fn values(root: &Path, controller: &str, v2: &str, v1: &str) -> Vec<String> {
     let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut found = Vec::new();

@@ -8,7 +8,6 @@ use super::{CpuSet, HostFacts, Interface, NumaNode, PciAddress};
 impl HostFacts {
     /// The NUMA node of the device at `address`. If the firmware does not say: the only NUMA node, or `None` if there are
     /// several.
-    #[must_use]
     pub fn numa_node_of(&self, address: Option<PciAddress>) -> Option<u32> {
         let only = || self.numa_nodes.keys().copied().next().filter(|_| self.numa_nodes.len() == 1);
         let told = address.and_then(|address| self.pci.get(&address)?.numa_node);
@@ -16,21 +15,18 @@ impl HostFacts {
     }
 
     /// The CPUs near a NUMA node: its own CPUs, or those of the nearest node that has CPUs. All CPUs if no node is given.
-    #[must_use]
     pub fn cpus_near(&self, numa_node: Option<u32>) -> &CpuSet {
         let node = self.node_with_cpus(numa_node).and_then(|node| self.numa_nodes.get(&node));
         node.map_or(&self.cpus, |node| &node.cpus)
     }
 
     /// The NUMA node whose CPUs are nearest to `numa_node`: `numa_node` itself, if this process may run there.
-    #[must_use]
     pub fn node_with_cpus(&self, numa_node: Option<u32>) -> Option<u32> {
         self.nearest(numa_node?, |node| !node.cpus.is_empty())
     }
 
     /// The NUMA node whose memory is nearest to `numa_node`: `numa_node` itself, if this process may have memory there. Nodes
     /// without CPUs have slower memory, and come last.
-    #[must_use]
     pub fn node_with_memory(&self, numa_node: Option<u32>) -> Option<u32> {
         let has_memory = |node: &NumaNode| node.memory_bytes > 0 && node.may_hold_memory;
         let own = numa_node?;
@@ -42,14 +38,12 @@ impl HostFacts {
     }
 
     /// How far two NUMA nodes are from each other; `None` if the kernel does not say.
-    #[must_use]
     pub fn distance(&self, from: u32, to: u32) -> Option<u32> {
         self.numa_nodes.get(&from)?.distances.get(&to).copied()
     }
 
     /// The network interface nearest to the device at `address`: below the same switch or root port of the PCI bus, else on the
     /// nearest NUMA node. Interfaces that are up come before interfaces that are down. `None` if no distance is known.
-    #[must_use]
     pub fn interface_near(&self, address: PciAddress) -> Option<&str> {
         let device = self.pci.get(&address)?;
         let node = self.numa_node_of(Some(address));
@@ -69,7 +63,6 @@ impl HostFacts {
     }
 
     /// The interface that sends packets to `address`, or that has the address itself. The most specific route decides.
-    #[must_use]
     pub fn interface_to(&self, address: IpAddr) -> Option<&str> {
         let address = address.to_canonical();
         if address.is_loopback() {
@@ -83,7 +76,6 @@ impl HostFacts {
     }
 
     /// The NUMA node of an interface. For a bond or VLAN: the node of the first interface below it that has a known node.
-    #[must_use]
     pub fn numa_node_of_interface(&self, name: &str) -> Option<u32> {
         let interface = self.interfaces.get(name)?;
         if interface.pci.is_some() {

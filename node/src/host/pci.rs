@@ -40,7 +40,6 @@ pub struct ParsePciError(String);
 impl PciAddress {
     /// The place where a driver looks for a GPU. It leaves out the function: a GPU is one device on its bus, whatever its
     /// functions.
-    #[must_use]
     pub fn place(self) -> PciPlace {
         PciPlace { domain: self.domain, bus: self.bus.into(), device: self.device.into() }
     }

@@ -133,7 +133,6 @@ impl PeerPlace {
 
     /// The default number of block threads: as many as the link keeps busy, and no more than a quarter of the CPUs. On a link of
     /// 20 Gbit/s or less, the thread between nodes does everything.
-    #[must_use]
     pub fn block_threads(&self) -> usize {
         let wanted = match self.megabits_per_second {
             Some(rate) if rate <= THREAD_MEGABITS => 0,

@@ -71,7 +71,6 @@ impl Outcome {
 
 impl Metrics {
     /// The metrics of one actor, with those of its disk tier if it has one.
-    #[must_use]
     pub fn of_actor(&self, device: u16, disk: Option<DiskMetrics>) -> ActorMetrics {
         let device = device.to_string();
         let (operations, tiers) = (&self.operations, &self.tiers);
@@ -146,7 +145,6 @@ impl ActorMetrics {
     }
 
     /// Prompt tokens asked and hit so far.
-    #[must_use]
     pub const fn tokens(&self) -> (u64, u64) {
         self.tokens
     }

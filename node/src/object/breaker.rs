@@ -14,13 +14,11 @@ pub struct Breaker {
 
 impl Breaker {
     /// Whether the store is left alone.
-    #[must_use]
     pub fn is_open(&self) -> bool {
         self.trial_at.is_some()
     }
 
     /// When the next trial is due; `None` if the breaker is closed.
-    #[must_use]
     pub fn trial_at(&self) -> Option<Duration> {
         self.trial_at
     }

@@ -69,13 +69,11 @@ impl ObjectMetrics {
     }
 
     /// Requests so far of a kind that ended this way.
-    #[must_use]
     pub fn requests(&self, kind: Kind, outcome: &str) -> u64 {
         self.requests.with_label_values(&[kind.name(), outcome]).get()
     }
 
     /// Orders so far that ended this way.
-    #[must_use]
     pub fn answers(&self, outcome: &str) -> u64 {
         self.answers.with_label_values(&[outcome]).get()
     }
@@ -107,7 +105,6 @@ impl ObjectMetrics {
 
 impl Kind {
     /// The side of the store that such a request concerns.
-    #[must_use]
     pub fn side(self) -> Side {
         match self {
             Self::Head | Self::Get => Side::Reading,
@@ -122,7 +119,6 @@ impl Kind {
 
 impl Side {
     /// The side's name.
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }

@@ -16,14 +16,12 @@ pub struct Pace {
 
 impl Pace {
     /// Allows `most` uploads at first, and never more.
-    #[must_use]
     pub fn new(most: usize) -> Self {
         let most = most.max(1) as f64;
         Self { most, allowed: most, halved: Duration::ZERO }
     }
 
     /// How many uploads may be under way.
-    #[must_use]
     pub fn allowed(&self) -> usize {
         self.allowed as usize
     }

@@ -67,7 +67,6 @@ pub(super) fn parse(url: &str) -> Option<(Kind, Path)> {
 }
 
 /// The first setting that a store of this URL does not have.
-#[must_use]
 pub fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, String>) -> Option<&'a str> {
     let (kind, _) = parse(url)?;
     let is_known = |key: &&str| {

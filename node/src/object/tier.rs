@@ -228,7 +228,6 @@ impl ObjectTier {
     }
 
     /// Whether this side of the store is left alone at the moment, after it failed.
-    #[must_use]
     pub fn is_closed(&self, side: Side) -> bool {
         self.said.closed[side as usize].load(Ordering::Acquire)
     }
@@ -240,7 +239,6 @@ impl ObjectTier {
     }
 
     /// Why a side is left alone; `None` if neither side is.
-    #[must_use]
     pub fn trouble(&self) -> Option<Trouble> {
         let is_closed = self.is_closed(Side::Reading) || self.is_closed(Side::Writing);
         let last = || larder_net::lock(&self.said.trouble).clone();

@@ -110,7 +110,6 @@ pub enum ServeError {
 
 impl ServeError {
     /// Whether another start fails until somebody changes the configuration or the files that it names.
-    #[must_use]
     pub fn is_the_askers(&self) -> bool {
         match self {
             Self::Cluster(error) => {

@@ -104,7 +104,6 @@ pub struct Places {
 
 impl Places {
     /// Makes a tenant's places.
-    #[must_use]
     pub fn new(limits: &SessionLimits) -> Self {
         let (sessions, others) = (limits.max_sessions as usize, limits.max_other_connections as usize);
         Self {

@@ -26,14 +26,12 @@ struct Account {
 
 impl WindowBudget {
     /// A budget from which nothing is taken yet. `gauge` shows the taken bytes.
-    #[must_use]
     pub fn new(limit_bytes: u64, gauge: IntGauge) -> Self {
         let limit_bytes = AtomicU64::new(limit_bytes);
         Self(Arc::new(Account { limit_bytes, held_bytes: AtomicU64::new(0), gauge }))
     }
 
     /// The limit of all bytes together.
-    #[must_use]
     pub fn limit_bytes(&self) -> u64 {
         self.0.limit_bytes.load(Ordering::Relaxed)
     }

@@ -32,7 +32,6 @@ impl Coverage {
     }
 
     /// Variants that never occurred and should have.
-    #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
         let is_excused = |name: &str| EXCUSED.iter().any(|(excused, _)| *excused == name);
         self.counts().filter(|&(name, count)| count == 0 && !is_excused(name)).map(|(name, _)| name).collect()

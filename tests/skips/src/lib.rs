@@ -22,7 +22,6 @@ pub fn skip(reason: &str) {
 }
 
 /// A published trace beside the project; `None` if the trace is missing; then the calling test is skipped.
-#[must_use]
 pub fn published_trace(name: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");
     let path = folder.join(name).with_extension("jsonl");

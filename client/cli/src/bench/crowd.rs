@@ -67,7 +67,6 @@ pub fn crowd<E: FnMut() -> anyhow::Result<()> + Send>(
 impl Seen {
     /// Rows beside `other`, a yardstick with as many ends: thousands of requests a second, then the median and the 99th
     /// percentile of their times.
-    #[must_use]
     pub fn beside(&self, name: &str, yardstick: &str, other: &Self) -> [Measurement; 3] {
         let at = |part| [self, other].map(|seen| seen.quantile(part).as_secs_f64());
         let [[p50, other_p50], [p99, other_p99]] = [at(0.5), at(0.99)];

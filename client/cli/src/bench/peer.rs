@@ -149,13 +149,11 @@ impl PeerBench {
     }
 
     /// CPU seconds of the nodes and of this process for 10^9 bytes, over all passes.
-    #[must_use]
     pub fn cpu_s_per_gigabyte(&self) -> f64 {
         self.spent_seconds / self.bytes as f64 * 1e9
     }
 
     /// Times of the gets, over all passes, ascending.
-    #[must_use]
     pub fn latencies(&self) -> Vec<Duration> {
         let mut latencies = self.latencies.clone();
         latencies.sort_unstable();

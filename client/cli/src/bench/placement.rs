@@ -51,7 +51,6 @@ impl CpuPair {
     }
 
     /// The number of CPUs that this process may use.
-    #[must_use]
     pub fn cpus(&self) -> usize {
         self.all.count() as usize
     }

@@ -122,7 +122,6 @@ fn median(values: &[f64]) -> f64 {
 
 /// The gets of all rows, with at most as many bytes in flight as a node's staging takes. Large blocks have no batches, since a
 /// batch of them is no faster than its blocks.
-#[must_use]
 pub fn gets() -> Vec<Gets> {
     let sizes = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 32 << 20];
     let kinds = [(1, false), (4, false), (16, false), (4, true), (16, true)];

@@ -50,7 +50,6 @@ impl RawTcp {
     }
 
     /// CPU seconds of both ends for 10^9 bytes, over all passes.
-    #[must_use]
     pub fn cpu_s_per_gigabyte(&self) -> f64 {
         self.meter.per_gigabyte()
     }

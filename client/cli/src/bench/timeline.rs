@@ -150,7 +150,6 @@ impl Told {
 }
 
 /// The stages as a table.
-#[must_use]
 pub fn table(stages: &[StageTime]) -> Table {
     let mut table = output::table(&["block", "at a time", "stage", "us", "of the get"]);
     for StageTime { block_bytes, in_flight, stage, us, share } in stages {
@@ -164,7 +163,6 @@ pub fn table(stages: &[StageTime]) -> Table {
 }
 
 /// The transfers that `larder bench --timeline` measures.
-#[must_use]
 pub fn transfers() -> Vec<Transfer> {
     [(256 << 10, 1), (256 << 10, 4), (4 << 20, 1)]
         .map(|(block_bytes, in_flight)| Transfer { block_bytes, in_flight })

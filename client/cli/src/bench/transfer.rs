@@ -32,19 +32,16 @@ pub(super) struct CpuMeter {
 
 impl Transfer {
     /// Blocks of this size, as many asked for at a time as one connection carries best.
-    #[must_use]
     pub fn of(block_bytes: usize) -> Self {
         Self { block_bytes, in_flight: IN_FLIGHT }
     }
 
     /// Blocks of one pass: enough that no cache holds them, and that all places in flight are taken.
-    #[must_use]
     pub fn blocks(&self) -> usize {
         (WORKING_SET_BYTES / self.block_bytes).max(self.in_flight)
     }
 
     /// Bytes of one pass.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.blocks() * self.block_bytes
     }

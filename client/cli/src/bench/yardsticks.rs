@@ -19,7 +19,6 @@ pub struct Memcpy {
 
 impl Memcpy {
     /// Buffers of `bytes` each, touched already; as many as fill [`WORKING_SET_BYTES`] on each side, and at least two.
-    #[must_use]
     pub fn new(bytes: usize) -> Self {
         let buffers = (WORKING_SET_BYTES / bytes.max(1)).clamp(2, MAX_BUFFERS);
         let filled = |value| vec![vec![value; bytes]; buffers];
@@ -90,7 +89,6 @@ pub struct HashProbes {
 
 impl HashProbes {
     /// A map with `entries` entries; each pass probes `probes` entries, drawn with `seed`.
-    #[must_use]
     pub fn new(entries: u64, probes: usize, seed: u64) -> Self {
         let map = (0..entries).map(|number| (key(number), number)).collect();
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -99,7 +97,6 @@ impl HashProbes {
     }
 
     /// Probes the next keys; returns how many were there.
-    #[must_use]
     pub fn pass(&self) -> usize {
         let end = self.next.get() + self.probes;
         let (start, end) = if end > self.keys.len() { (0, self.probes) } else { (self.next.get(), end) };

@@ -14,14 +14,12 @@ pub struct DevDisk {
 
 impl DevDisk {
     /// A tier of this many bytes.
-    #[must_use]
     pub fn of_bytes(capacity_bytes: u64) -> Self {
         let part = (capacity_bytes / SEGMENTS).next_multiple_of(PAGE_BYTES);
         Self { capacity_bytes, segment_bytes: part.clamp(SMALLEST_SEGMENT_BYTES, DEFAULT_SEGMENT_BYTES) }
     }
 
     /// A tier that holds this many chunks of one block each, and few more chunks.
-    #[must_use]
     pub fn of_chunks(chunks: u64, block_bytes: u64) -> Self {
         let record_bytes = PAGE_BYTES + block_bytes.next_multiple_of(PAGE_BYTES);
         let part = Self::of_bytes(chunks.saturating_mul(record_bytes)).segment_bytes;

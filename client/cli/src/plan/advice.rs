@@ -34,7 +34,6 @@ pub struct Advice<'a> {
 
 /// The policy of a store that hits most tokens, on average over the capacities. It compares runs on one node, or on the fewest
 /// nodes that were tried.
-#[must_use]
 pub fn best_policy(outcomes: &[Outcome]) -> Option<PlanPolicy> {
     let of_store = || outcomes.iter().filter(|outcome| outcome.scenario.policy.of_store().is_some());
     let nodes = of_store().map(|outcome| outcome.scenario.nodes).min()?;
@@ -53,7 +52,6 @@ pub fn best_policy(outcomes: &[Outcome]) -> Option<PlanPolicy> {
 }
 
 /// The sizes that are worth their price, under the best policy: each hits more than all cheaper sizes. The cheapest first.
-#[must_use]
 pub fn worth_their_price(outcomes: &[Outcome]) -> Vec<&Outcome> {
     let Some(policy) = best_policy(outcomes) else { return Vec::new() };
     let mut sizes: Vec<&Outcome> =
@@ -70,7 +68,6 @@ pub fn worth_their_price(outcomes: &[Outcome]) -> Vec<&Outcome> {
 }
 
 /// The size to buy: under the best policy the cheapest that reaches the goal. `None` if no policy of a store was tried.
-#[must_use]
 pub fn advice<'a>(outcomes: &'a [Outcome], infinite: f64, prices: &Prices) -> Option<Advice<'a>> {
     let sizes = worth_their_price(outcomes);
     let first_with = |rate: f64| sizes.iter().position(|size| size.token_hit_rate >= rate);
@@ -91,7 +88,6 @@ pub fn advice<'a>(outcomes: &'a [Outcome], infinite: f64, prices: &Prices) -> Op
 }
 
 /// The token hit rate of an infinite cache, as a fraction.
-#[must_use]
 pub fn infinite_rate(outcomes: &[Outcome], workload: &Workload) -> f64 {
     let run = outcomes.iter().find(|outcome| outcome.scenario.policy == PlanPolicy::Infinite);
     run.map_or_else(
@@ -106,7 +102,6 @@ pub fn infinite_rate(outcomes: &[Outcome], workload: &Workload) -> f64 {
 
 impl Advice<'_> {
     /// The reasons, in sentences.
-    #[must_use]
     pub fn reasons(&self, prices: &Prices) -> String {
         let rate = |outcome: &Outcome| outcome.token_hit_rate * 100.0;
         let share = |outcome: &Outcome| 100.0 * outcome.token_hit_rate / self.infinite.max(f64::MIN_POSITIVE);
@@ -152,7 +147,6 @@ impl Advice<'_> {
     }
 
     /// The size, in words.
-    #[must_use]
     pub fn size(&self, prices: &Prices) -> String {
         size(self.choice, prices)
     }

@@ -13,7 +13,6 @@ use crate::content;
 ///
 /// # Panics
 /// Panics if there are no nodes, or more than [`MAX_CLUSTER_NODES`].
-#[must_use]
 pub fn replay(
     workload: &Workload,
     policy: PolicyName,

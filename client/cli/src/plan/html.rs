@@ -6,7 +6,6 @@ mod sections;
 use super::{Outcome, PlanPolicy, Prices, Tiers, Workload, advice, table};
 
 /// The report on a trace of this name.
-#[must_use]
 pub fn report(trace: &str, workload: &Workload, outcomes: &[Outcome], prices: &Prices) -> String {
     let infinite = advice::infinite_rate(outcomes, workload);
     let facts = Facts { workload, outcomes, prices, infinite, best: advice::best_policy(outcomes) };

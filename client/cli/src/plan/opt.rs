@@ -21,7 +21,6 @@ pub struct Future {
 
 impl Future {
     /// Reads the workload backwards.
-    #[must_use]
     pub fn of(workload: &Workload) -> Self {
         let mut soonest = vec![NEVER; workload.distinct_blocks as usize];
         let mut next: Vec<Vec<u32>> = Vec::with_capacity(workload.prompts.len());

@@ -23,13 +23,11 @@ impl PlanPolicy {
     }
 
     /// The store's policy; `None` for the bounds.
-    #[must_use]
     pub fn of_store(self) -> Option<PolicyName> {
         if let Self::Store(name) = self { Some(name) } else { None }
     }
 
     /// The policy's name in commands and results.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Store(name) => name.as_str(),

@@ -28,7 +28,6 @@ pub struct Prices {
 
 impl Prices {
     /// The usual prices and speeds, for chunks of `chunk_bytes`.
-    #[must_use]
     pub const fn of(chunk_bytes: u64) -> Self {
         Self {
             prefill_tokens_per_s: 10_000.0,
@@ -44,25 +43,21 @@ impl Prices {
     }
 
     /// GPU seconds to compute `tokens` tokens.
-    #[must_use]
     pub fn gpu_seconds(&self, tokens: u64) -> f64 {
         tokens as f64 / self.prefill_tokens_per_s
     }
 
     /// The price of GPU seconds.
-    #[must_use]
     pub fn money(&self, gpu_seconds: f64) -> f64 {
         gpu_seconds / 3_600.0 * self.price_per_gpu_hour
     }
 
     /// The price of a cluster's memory, disks and objects for an hour. The object store has `stored_chunks` chunks.
-    #[must_use]
     pub fn cost_per_hour(&self, scenario: &Scenario, stored_chunks: u64) -> f64 {
         self.parts(scenario, stored_chunks).into_iter().map(|(_, price)| price).sum()
     }
 
     /// A sentence with the savings and the costs of a size while a trace of `span_ms` runs; a trace of 0 ms has no times.
-    #[must_use]
     pub fn balance(&self, outcome: &Outcome, span_ms: u64) -> String {
         let hours = if span_ms == 0 { 1.0 } else { span_ms as f64 / 3_600e3 };
         let saved = self.money(self.gpu_seconds(outcome.counts.tokens_hit));
@@ -79,7 +74,6 @@ impl Prices {
     }
 
     /// Bytes of `chunks` chunks.
-    #[must_use]
     pub fn bytes(&self, chunks: u64) -> u64 {
         chunks.saturating_mul(self.chunk_bytes)
     }

@@ -43,7 +43,6 @@ pub struct Conditions {
 impl Grid {
     /// Every scenario. The bounds do not depend on nodes: `opt` is the best of one cache of the summed size, and `infinite` is
     /// one scenario with room for `distinct_blocks`.
-    #[must_use]
     pub fn scenarios(&self, distinct_blocks: u64) -> Vec<Scenario> {
         let mut all = Vec::new();
         for &policy in &self.policies {
@@ -82,7 +81,6 @@ impl Grid {
 /// Runs every scenario, as many at a time as there are CPUs, with a bar on standard error.
 ///
 /// The outcomes are in the order of the scenarios.
-#[must_use]
 pub fn run(workload: &Workload, scenarios: &[Scenario], conditions: &Conditions) -> Vec<Outcome> {
     let future = Future::of(workload);
     let bar = bar(scenarios.len() as u64, conditions.quiet);

@@ -6,7 +6,6 @@ use super::{Outcome, PlanPolicy, Prices, Scenario, Workload, advice};
 use crate::output;
 
 /// The outcomes as tables, with the recommended size below them.
-#[must_use]
 pub fn tables(workload: &Workload, outcomes: &[Outcome], prices: &Prices) -> String {
     let mut text = headline(workload);
     let capacities = capacities(outcomes);
@@ -44,7 +43,6 @@ pub fn tables(workload: &Workload, outcomes: &[Outcome], prices: &Prices) -> Str
 }
 
 /// A summary of the trace in one line.
-#[must_use]
 pub fn headline(workload: &Workload) -> String {
     let blocks: u64 = workload.prompts.iter().map(|prompt| prompt.blocks.len() as u64).sum();
     format!(
@@ -59,7 +57,6 @@ pub fn headline(workload: &Workload) -> String {
 }
 
 /// The capacities of policies that have one, in order.
-#[must_use]
 pub fn capacities(outcomes: &[Outcome]) -> Vec<u64> {
     let bounded = outcomes.iter().filter(|outcome| outcome.scenario.policy != PlanPolicy::Infinite);
     let capacities: BTreeSet<u64> = bounded.map(|outcome| outcome.scenario.capacity_chunks).collect();
@@ -72,7 +69,6 @@ fn of_scenarios(outcomes: &[Outcome], wanted: impl Fn(&Scenario) -> bool) -> Vec
 }
 
 /// The tiers below memory, in words.
-#[must_use]
 pub fn below(tiers: super::Tiers) -> String {
     let disk = (tiers.disk_chunks > 0).then(|| format!("disk {}", output::count(tiers.disk_chunks)));
     let objects = tiers.object_store.then(|| "objects".to_owned());

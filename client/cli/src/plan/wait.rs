@@ -52,7 +52,6 @@ impl Speeds {
 
 impl<'a> Waits<'a> {
     /// Starts without requests.
-    #[must_use]
     pub fn new(prices: &'a Prices) -> Self {
         Self { prices, ms: Vec::new() }
     }

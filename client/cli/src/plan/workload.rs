@@ -22,13 +22,11 @@ pub struct Workload {
 impl Workload {
     /// Numbers the blocks of a trace. Without `partial_blocks`, only full blocks are kept and one token of each prompt is always
     /// computed, as a node does.
-    #[must_use]
     pub fn new(trace: &[Request], partial_blocks: bool) -> Self {
         Self::of(trace, CHUNK_TOKENS, partial_blocks)
     }
 
     /// A workload of a history. A log knows full blocks only.
-    #[must_use]
     pub fn of_history(history: &History, partial_blocks: bool) -> Self {
         Self::of(history.requests(), history.chunk_tokens(), partial_blocks && !history.is_log())
     }
@@ -63,13 +61,11 @@ impl Workload {
     }
 
     /// Trace time between the first request and the last, in milliseconds.
-    #[must_use]
     pub fn span_ms(&self) -> u64 {
         self.prompts.iter().map(|prompt| prompt.at_ms).max().unwrap_or_default()
     }
 
     /// Tokens of all prompts.
-    #[must_use]
     pub fn tokens(&self) -> u64 {
         self.prompts.iter().map(|prompt| prompt.tokens).sum()
     }

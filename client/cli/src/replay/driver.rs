@@ -199,7 +199,6 @@ impl Driver {
     }
 
     /// The results so far, `took` after the start; nodes have forwarded `forwarded_chunks` chunks meanwhile.
-    #[must_use]
     pub fn report(&self, took: Duration, forwarded_chunks: u64) -> Report {
         let transport = Transport {
             bytes_moved: self.nodes.iter().map(Link::bytes_moved).sum(),

@@ -24,13 +24,11 @@ impl InfiniteCache {
     }
 
     /// Chunks that it keeps.
-    #[must_use]
     pub fn chunks(&self) -> usize {
         self.chunks.len()
     }
 
     /// Tokens hit of tokens asked; 0 if none was asked.
-    #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.tokens_hit as f64 / self.tokens_asked.max(1) as f64
     }

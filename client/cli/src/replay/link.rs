@@ -160,13 +160,11 @@ impl Link {
     }
 
     /// Whether the link has a session.
-    #[must_use]
     pub fn is_open(&self) -> bool {
         matches!(&*self.state.borrow(), LinkState::Open(_))
     }
 
     /// The node's name.
-    #[must_use]
     pub fn node(&self) -> String {
         self.name()
     }
@@ -177,13 +175,11 @@ impl Link {
     }
 
     /// Whether the node leaves soon or has left, so that requests should go elsewhere.
-    #[must_use]
     pub fn leaves(&self) -> bool {
         self.leaves.get()
     }
 
     /// Whether the node may serve: it has a session, or it is time to try again.
-    #[must_use]
     pub fn may_serve(&self) -> bool {
         match &*self.state.borrow() {
             LinkState::Open(_) => true,
@@ -241,13 +237,11 @@ impl Link {
     }
 
     /// Sessions that were opened again.
-    #[must_use]
     pub fn reconnected(&self) -> u64 {
         self.reconnected.get()
     }
 
     /// Bytes that the link's sessions copied so far, in both directions.
-    #[must_use]
     pub fn bytes_moved(&self) -> u64 {
         let now = match &*self.state.borrow() {
             LinkState::Open(open) => bytes_of(open),

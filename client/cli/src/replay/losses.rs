@@ -215,7 +215,6 @@ impl Losses {
     }
 
     /// The reasons so far.
-    #[must_use]
     pub fn reasons(&self) -> Reasons {
         let evicted = self.evicted.iter().map(|(rule, ago)| {
             let ago_ms = |quantile| ago.value_at_quantile(quantile);
@@ -274,7 +273,6 @@ impl Chunk {
 
 impl Loss {
     /// The reason, for people.
-    #[must_use]
     pub fn about(self) -> &'static str {
         match self {
             Self::NoFullChunk => "in no full chunk",

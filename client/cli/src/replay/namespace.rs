@@ -6,7 +6,6 @@ use larder_protocol::namespace::{EngineHash, HashAlgorithm};
 use crate::trace::CHUNK_TOKENS;
 
 /// The namespace of a replay whose chunks have blocks of `block_bytes`.
-#[must_use]
 pub fn replay_namespace(block_bytes: u64) -> NamespaceSpec {
     let hash = HashAlgorithm::Engine(EngineHash { name: "larder trace".into(), seed: String::new() });
     NamespaceSpec { hash, ..NamespaceSpec::of_blocks("larder replay", CHUNK_TOKENS as u32, block_bytes) }

@@ -13,7 +13,6 @@ pub struct Progress {
 
 impl Progress {
     /// A bar for `requests` requests; nothing is shown if `quiet`.
-    #[must_use]
     pub fn new(requests: u64, quiet: bool) -> Self {
         if quiet {
             return Self { bar: ProgressBar::hidden() };

@@ -94,13 +94,11 @@ pub struct WrongBlock {
 
 impl Report {
     /// Whether no byte was wrong and no request failed.
-    #[must_use]
     pub fn passed(&self) -> bool {
         self.wrong_bytes == 0 && self.failed_requests == 0
     }
 
     /// The results as a table, with the errors below.
-    #[must_use]
     pub fn table(&self) -> String {
         let mut text = self.rows().to_string();
         if let Some(wrong) = &self.first_wrong {

@@ -18,7 +18,6 @@ pub struct Turn {
 }
 
 /// The turns of a trace, by request.
-#[must_use]
 pub fn turns(requests: &[Request]) -> Vec<Turn> {
     let mut turns: Vec<Turn> = Vec::with_capacity(requests.len());
     let mut known = HashSet::<u64>::new();
@@ -66,7 +65,6 @@ pub struct Schedule {
 
 impl Schedule {
     /// The schedule of these requests, with at most `most` sessions in flight.
-    #[must_use]
     pub fn new(requests: &[Request], most: usize) -> Self {
         let turns = turns(requests);
         let done = vec![false; turns.len()];

@@ -48,7 +48,6 @@ pub struct Transport {
 
 impl Tally {
     /// All counts at 0.
-    #[must_use]
     pub fn new(prefill_tokens_per_s: f64) -> Self {
         Self {
             prefill_tokens_per_s,
@@ -138,7 +137,6 @@ impl Tally {
     }
 
     /// Tokens hit of tokens asked until now; 0 if none was asked.
-    #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.tokens_hit_total() as f64 / self.tokens_asked.max(1) as f64
     }

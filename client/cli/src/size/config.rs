@@ -149,7 +149,6 @@ impl ModelConfig {
     }
 
     /// A field of the language model, else of the outermost object; `None` if it is absent or `null`.
-    #[must_use]
     pub fn get(&self, field: &str) -> Option<&Value> {
         self.read.borrow_mut().insert(field.to_owned());
         let known = |value: &&Value| !value.is_null();
@@ -157,13 +156,11 @@ impl ModelConfig {
     }
 
     /// Whether the field was asked for.
-    #[must_use]
     pub fn is_read(&self, field: &str) -> bool {
         self.read.borrow().contains(field)
     }
 
     /// A text.
-    #[must_use]
     pub fn text(&self, field: &str) -> Option<&str> {
         self.get(field)?.as_str()
     }

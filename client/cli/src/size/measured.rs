@@ -60,7 +60,6 @@ impl SpeedsBySize {
 
     /// Bytes a second of blocks of this size: between two measured sizes by the logarithm of the size, beyond them as at the
     /// nearest.
-    #[must_use]
     pub fn at(&self, block_bytes: u64) -> f64 {
         let bytes = block_bytes as f64;
         let above = self.0.iter().position(|&(measured, _)| measured >= bytes);

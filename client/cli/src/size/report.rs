@@ -107,7 +107,6 @@ pub struct Capacity {
 
 impl Sizes {
     /// The sizes of a model that is served and stored like this.
-    #[must_use]
     pub fn new(footprint: &Footprint, deployment: Deployment, around: &Surroundings) -> Self {
         let Deployment { tensor_parallel, pipeline_parallel, element_bytes, chunk_tokens } = deployment;
         let Surroundings { memory_bytes, disk_bytes, link_gbit_per_s, prefill_tokens_per_s, .. } = *around;
@@ -160,7 +159,6 @@ impl Sizes {
     }
 
     /// The sizes as a table.
-    #[must_use]
     pub fn table(&self) -> String {
         let mut table = output::table(&["", ""]);
         let mut row = |name: &str, value: String| {

@@ -45,7 +45,6 @@ impl StateShape {
     }
 
     /// Bytes on one of `tensor_parallel` ranks.
-    #[must_use]
     pub fn bytes(&self, tensor_parallel: u32) -> u64 {
         let split = |elements: u64| elements.div_ceil(tensor_parallel.into());
         split(self.conv_elements)

@@ -48,7 +48,6 @@ pub enum Chunks {
 impl History {
     /// An empty history. From logs it reads only the lookups of `namespace`, if one is given. Blocks of traces have
     /// `block_tokens` tokens; without it [`CHUNK_TOKENS`], or in Bailian's traces [`BAILIAN_BLOCK_TOKENS`].
-    #[must_use]
     pub fn new(namespace: Option<String>, block_tokens: Option<u32>) -> Self {
         Self { wanted: namespace, block_tokens, ..Self::default() }
     }
@@ -137,25 +136,21 @@ impl History {
     }
 
     /// The requests: of a trace in the order of their times, of a log in the order of the files.
-    #[must_use]
     pub fn requests(&self) -> &[Request] {
         &self.requests
     }
 
     /// Whether nodes recorded it: then ids stand for full chunks only.
-    #[must_use]
     pub fn is_log(&self) -> bool {
         matches!(self.chunks, Some(Chunks::Log(_)))
     }
 
     /// Requests of a trace that stood behind later ones; once it is [finished](Self::finish), they are in their places.
-    #[must_use]
     pub fn unordered(&self) -> usize {
         self.unordered
     }
 
     /// Tokens of one chunk.
-    #[must_use]
     pub fn chunk_tokens(&self) -> u64 {
         match self.chunks {
             Some(Chunks::Trace(tokens) | Chunks::Log(tokens)) => tokens.into(),
@@ -172,7 +167,6 @@ impl History {
     }
 
     /// Requests of a trace that had no time.
-    #[must_use]
     pub fn untimed(&self) -> usize {
         self.chainer.as_ref().map_or(0, |chainer| chainer.untimed)
     }

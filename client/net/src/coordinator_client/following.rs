@@ -39,7 +39,6 @@ pub struct Known {
 
 impl Known {
     /// Whether the table lists this life of the follower.
-    #[must_use]
     pub fn is_member(&self) -> bool {
         self.table.member(self.own).is_some_and(|member| member.incarnation == self.incarnation)
     }
@@ -139,7 +138,6 @@ struct Stream {
 
 impl Following {
     /// The client of a watcher, which goes on from the known table.
-    #[must_use]
     pub fn watcher(known: Known) -> Self {
         Self {
             node: None,
@@ -159,13 +157,11 @@ impl Following {
     }
 
     /// The client of a watcher that follows one life of one coordinator, and goes on from the known table.
-    #[must_use]
     pub fn watcher_of(life: u64, known: Known) -> Self {
         Self { wanted: Some(life), ..Self::watcher(known) }
     }
 
     /// The client of a node, which goes on from the known table.
-    #[must_use]
     pub fn node(candidate: Candidate, known: Known) -> Self {
         Self { node: Some(candidate), ..Self::watcher(known) }
     }
@@ -202,19 +198,16 @@ impl Following {
     }
 
     /// The latest table and the node's own place in it.
-    #[must_use]
     pub fn known(&self) -> &Known {
         &self.known
     }
 
     /// Whether the present coordinator leads; a watcher follows any coordinator.
-    #[must_use]
     pub fn is_taken(&self) -> bool {
         self.stream.is_taken
     }
 
     /// Whether the present coordinator has let the node join.
-    #[must_use]
     pub fn is_joined(&self) -> bool {
         self.stream.is_joined
     }
@@ -283,7 +276,6 @@ impl Following {
     }
 
     /// When [`tick`](Self::tick) is due; `None` for a watcher.
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         self.node.map(|_| self.stream.next_beat.min(self.stream.silent_at()))
     }

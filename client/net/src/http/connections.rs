@@ -168,7 +168,6 @@ pub(super) fn pieces(answer: Bytes) -> impl Stream<Item = Result<Bytes, Infallib
 
 impl Open {
     /// Notes that a request has come. The connection is idle again when the result is dropped.
-    #[must_use]
     pub fn busy(&self) -> Busy {
         self.connections.lock().begin(self.number);
         Busy { connections: self.connections.clone(), number: self.number }

@@ -29,7 +29,6 @@ pub struct EarliestEnd {
 
 impl EarliestEnd {
     /// Knows no certificate yet.
-    #[must_use]
     pub fn new(metrics: CertificateMetrics) -> Self {
         Self { metrics, ends: Arc::default() }
     }

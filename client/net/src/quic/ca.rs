@@ -58,7 +58,6 @@ pub enum AuthorityError {
 
 impl Validity {
     /// Valid from an hour ago, since clocks differ, for `days` days.
-    #[must_use]
     pub fn days(days: u32) -> Self {
         let now = SystemTime::now();
         let not_before = now - Duration::from_secs(3_600);
@@ -100,7 +99,6 @@ impl Authority {
     }
 
     /// The authority's certificate (PEM).
-    #[must_use]
     pub fn certificate_pem(&self) -> &str {
         &self.certificate_pem
     }

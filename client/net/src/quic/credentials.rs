@@ -169,14 +169,12 @@ impl Credentials {
 
     /// The same credentials for connections that carry only fetches. They connect only to endpoints with such credentials, and no
     /// other endpoint connects to them.
-    #[must_use]
     pub fn for_blocks(&self) -> Self {
         let (client, server) = (Arc::clone(&self.client_for_blocks), Arc::clone(&self.server_for_blocks));
         Self { client, server, ..self.clone() }
     }
 
     /// The identity in the process's certificate.
-    #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
     }

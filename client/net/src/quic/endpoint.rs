@@ -198,7 +198,6 @@ impl Endpoint {
     }
 
     /// The local address.
-    #[must_use]
     pub fn local_address(&self) -> SocketAddr {
         self.local
     }
@@ -298,7 +297,6 @@ impl Endpoint {
 
 impl Incoming {
     /// The address of the other side.
-    #[must_use]
     pub fn remote(&self) -> SocketAddr {
         self.incoming.remote_address()
     }
@@ -357,13 +355,11 @@ async fn finish(
 
 impl Connection {
     /// The identity of the other side.
-    #[must_use]
     pub fn peer(&self) -> &Identity {
         &self.peer
     }
 
     /// The version of the protocol that both sides speak on the connection.
-    #[must_use]
     pub fn version(&self) -> Version {
         self.version
     }
@@ -389,7 +385,6 @@ impl Connection {
 
     /// Whether the other side closed the connection as idle: then it served none of the requests that have no answer. If its
     /// close was lost, it answers later packets with a reset, which counts too.
-    #[must_use]
     pub fn was_closed_as_idle(&self) -> bool {
         match self.quic.close_reason() {
             Some(ConnectionError::ApplicationClosed(close)) => close.error_code == CLOSED_AS_IDLE,
@@ -399,7 +394,6 @@ impl Connection {
     }
 
     /// The connection, for streams.
-    #[must_use]
     pub fn quic(&self) -> &quinn::Connection {
         &self.quic
     }

@@ -172,7 +172,6 @@ impl Counted {
 impl Guests {
     /// No connections yet. `limits` gives the limits of each role. All nodes and coordinators together may have `most_members`
     /// connections.
-    #[must_use]
     pub fn new(limits: fn(Role) -> GuestLimits, most_members: usize) -> Self {
         Self(Arc::new(Shared {
             limits,
@@ -297,7 +296,6 @@ impl Guests {
 
 impl Guest {
     /// The guest's connection.
-    #[must_use]
     pub fn connection(&self) -> &Connection {
         &self.connection
     }
@@ -308,7 +306,6 @@ impl Guest {
     }
 
     /// The guest's seat, which reads the guest's messages.
-    #[must_use]
     pub fn seat(&self) -> &Seat {
         &self.seat
     }

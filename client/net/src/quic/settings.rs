@@ -45,7 +45,6 @@ impl TransportSettings {
     /// For connections that carry a few questions and end. They use only small datagrams: a probe for large ones would fill the
     /// first congestion window, and the message that closes the connection would wait for the probe's acknowledgement, which is
     /// not read after the close. The other side would then keep the connection until its idle timeout.
-    #[must_use]
     pub fn brief() -> Self {
         Self { max_datagram_bytes: MIN_DATAGRAM_BYTES, ..Self::default() }
     }
@@ -54,7 +53,6 @@ impl TransportSettings {
     ///
     /// The kernel refuses a batch of more than 65,507 bytes, the limit of a UDP datagram; the sender would then use small
     /// datagrams on this path (0.04-0.3 GB/s).
-    #[must_use]
     pub fn max_segments(&self) -> usize {
         (MAX_BATCH_BYTES / usize::from(self.max_datagram_bytes.max(1))).max(1)
     }

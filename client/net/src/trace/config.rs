@@ -28,7 +28,6 @@ pub struct InvalidEndpoint {
 
 impl TracingConfig {
     /// Decides which requests are recorded.
-    #[must_use]
     pub fn sampler(&self) -> Sampler {
         match &self.endpoint {
             Some(_) => Sampler::new(self.sample_ratio),

@@ -23,7 +23,6 @@ pub struct SpanCounts {
 }
 
 /// The counts of this process's spans so far.
-#[must_use]
 pub fn span_counts() -> SpanCounts {
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     SpanCounts { exported: count(&EXPORTED), dropped: count(&DROPPED), failed: count(&FAILED) }

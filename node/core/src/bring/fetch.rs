@@ -152,7 +152,6 @@ impl OrderUnderWay {
 
 impl Core {
     /// A chunk that is being fetched: its namespace, and where its blocks go.
-    #[must_use]
     pub fn wanted(&self, id: FetchId) -> Option<(Fingerprint, &Wanted)> {
         self.bring.fetches.get(&id).map(|fetch| (fetch.fingerprint, &fetch.wanted))
     }

@@ -48,7 +48,6 @@ impl Core {
     }
 
     /// The worth of the next victim, as other nodes are told. A node that drains keeps nothing more, whatever its worth.
-    #[must_use]
     pub fn least_worth(&self) -> Worth {
         if self.is_draining() { Worth(u64::MAX) } else { self.store.least_worth() }
     }

@@ -41,7 +41,6 @@ struct CachedHolders {
 
 impl Cache {
     /// The holders of a chunk, if its home answered lately; empty if the chunk has no holder.
-    #[must_use]
     pub fn get(&self, key: &RowKey, now: Millis) -> Option<&Holders> {
         let lasts = |answer: &&CachedHolders, lasts_ms: u64| now.since(answer.at) < lasts_ms;
         let recent = self
@@ -109,13 +108,11 @@ impl Cache {
     }
 
     /// The number of answers, with the outdated ones.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.recent.len() + self.common.len()
     }
 
     /// Whether the cache has no answers.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

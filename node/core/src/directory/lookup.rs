@@ -83,7 +83,6 @@ impl View {
     }
 
     /// Whether a home may be asked.
-    #[must_use]
     pub fn may_ask(&self, home: NodeNumber, now: Millis) -> bool {
         !self.silent.contains(&home) && self.late.get(&home).is_none_or(|late| late.until <= now)
     }
@@ -111,7 +110,6 @@ impl View {
 impl Lookup {
     /// Plans a lookup: chunks that the cache does not know are asked of their homes, with one message to each home. Silent or
     /// late homes are not asked.
-    #[must_use]
     pub fn new(
         fingerprint: &Fingerprint,
         chunks: &[ChunkRef],
@@ -153,7 +151,6 @@ impl Lookup {
     }
 
     /// Chunks that the cache knew.
-    #[must_use]
     pub fn cached(&self) -> usize {
         self.cached
     }
@@ -199,7 +196,6 @@ impl Lookup {
     }
 
     /// The positions of the chunks about which no home has answered, ascending.
-    #[must_use]
     pub fn unanswered(&self) -> Vec<u32> {
         (0..).zip(&self.answered).filter(|(_, answered)| !**answered).map(|(place, _)| place).collect()
     }
@@ -213,7 +209,6 @@ impl Lookup {
 }
 
 /// The keys of chunks of one namespace. Consecutive chunks of one run share the run's digest.
-#[must_use]
 pub fn row_keys(fingerprint: &Fingerprint, chunks: &[ChunkRef]) -> Vec<RowKey> {
     let mut last: Option<(ChunkHash, RunKey)> = None;
     let key = |chunk: &ChunkRef| {

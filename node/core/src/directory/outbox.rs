@@ -267,14 +267,12 @@ impl Outbox {
     }
 
     /// The number of changes that no batch carries yet. Changes of partitions that are announced as a whole do not count.
-    #[must_use]
     pub fn waiting(&self) -> usize {
         let streams = self.devices.values().flat_map(|device| device.streams.values());
         streams.map(|stream| stream.pending.len()).sum()
     }
 
     /// Chunks that the actors hold.
-    #[must_use]
     pub fn held(&self) -> usize {
         self.devices.values().map(|device| device.held.len()).sum()
     }
@@ -288,7 +286,6 @@ impl Outbox {
 
 impl BatchId {
     /// The id of a message's batch.
-    #[must_use]
     pub fn new(home: NodeNumber, announce: &Announce) -> Self {
         let &Announce { holder, stream, sequence, .. } = announce;
         Self { home, device: holder.device, stream, sequence }

@@ -66,7 +66,6 @@ struct Doubt {
 
 impl Shard {
     /// A shard without rows, before the first table. The shard takes `max_rows` rows at most, at about 17 bytes each.
-    #[must_use]
     pub fn new(max_rows: u64) -> Self {
         Self {
             table: Arc::default(),
@@ -138,7 +137,6 @@ impl Shard {
     }
 
     /// Answers who holds chunks.
-    #[must_use]
     pub fn find(&self, find: &Find, now: Millis) -> Rows {
         let mut spans: Vec<RowSpan> = Vec::new();
         // The spans that end at this position so far.
@@ -179,49 +177,41 @@ impl Shard {
     }
 
     /// The number of rows, with the hidden ones.
-    #[must_use]
     pub fn len(&self) -> u64 {
         self.rows
     }
 
     /// Whether the shard has no rows.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows == 0
     }
 
     /// Rows that were announced, and for which there is no room.
-    #[must_use]
     pub fn missing(&self) -> u64 {
         self.holders.missing()
     }
 
     /// Rows that the shard can keep.
-    #[must_use]
     pub fn max_rows(&self) -> u64 {
         self.max_rows
     }
 
     /// Holders that announce to this home.
-    #[must_use]
     pub fn holders(&self) -> usize {
         self.holders.len()
     }
 
     /// The shard's counts.
-    #[must_use]
     pub fn counts(&self) -> ShardCounts {
         self.counts
     }
 
     /// Bytes of the shard's tables.
-    #[must_use]
     pub fn table_bytes(&self) -> usize {
         self.partitions.iter().map(HashTable::allocation_size).sum()
     }
 
     /// All rows that are not hidden: partition, digest and holder of each.
-    #[must_use]
     pub fn rows(&self, now: Millis) -> Vec<(u16, u64, Holder)> {
         let tables = (0_u16..).zip(&self.partitions);
         let rows = tables.flat_map(|(partition, rows)| rows.iter().map(move |&row| Doubt { partition, row }));

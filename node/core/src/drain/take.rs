@@ -118,7 +118,6 @@ impl Core {
     }
 
     /// The number of takes that wait for chunks, plus the number of chunks that they wait for.
-    #[must_use]
     pub fn takes_under_way(&self) -> usize {
         self.takes.open.len() + self.takes.waiting.len()
     }

@@ -59,7 +59,6 @@ pub enum Closing {
 
 impl Closing {
     /// Whether nothing was in flight when the connection closed, so that the other side may ask again.
-    #[must_use]
     pub fn is_idle(self) -> bool {
         self != Self::Gone
     }
@@ -93,7 +92,6 @@ enum ConnectionUse {
 impl Connections {
     /// Begins without connections. A connection closes after `max_idle` without use. If there are more than `most`, idle
     /// connections close.
-    #[must_use]
     pub fn new(most: usize, max_idle: Duration) -> Self {
         Self {
             own: Arc::from(""),
@@ -155,7 +153,6 @@ impl Connections {
     }
 
     /// The connection for requests to a node.
-    #[must_use]
     pub fn used(&self, peer: &str) -> Option<ConnectionId> {
         self.of(peer).find(|id| self.kept[id].standing == ConnectionUse::Used)
     }
@@ -221,7 +218,6 @@ impl Connections {
     }
 
     /// When [`Self::tick`] is due.
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let pause = if self.is_over() { SETTLES.min(self.max_idle) } else { self.max_idle };
         let idle = self.idle.first().map(|&(from, _)| from + pause);
@@ -235,13 +231,11 @@ impl Connections {
     }
 
     /// The number of open connections.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.kept.len()
     }
 
     /// Whether no connection is open.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.kept.is_empty()
     }

@@ -136,14 +136,12 @@ impl Exchange {
     }
 
     /// Bytes that are requested from a peer and have not come, in credits.
-    #[must_use]
     pub fn bytes_under_way(&self, peer: PeerId) -> u64 {
         self.peers.get(&peer).map_or(0, |peer| peer.gate.bytes_under_way())
     }
 
     /// Splits chunks of these sizes into batches, one for each stream, with at least one chunk each. Returns the position of each
     /// batch's first chunk.
-    #[must_use]
     pub fn batches(&self, sizes: impl Iterator<Item = u64>) -> Vec<usize> {
         let (mut firsts, mut bytes) = (Vec::<usize>::new(), 0);
         for (at, size) in sizes.enumerate() {

@@ -27,13 +27,11 @@ pub struct Frames {
 
 impl Arriving {
     /// Begins to wait.
-    #[must_use]
     pub fn new(now: Duration) -> Self {
         Self { until: now + MEMBER_DEADLINE }
     }
 
     /// The pause before the next look for a node that cannot be asked now; `None` if looking again is in vain.
-    #[must_use]
     pub fn pause(&self, now: Duration, why: NoPeer) -> Option<Duration> {
         (why == NoPeer::NotAMember && now < self.until).then_some(MEMBER_PAUSE)
     }
@@ -41,7 +39,6 @@ impl Arriving {
 
 impl Stall {
     /// Begins to watch.
-    #[must_use]
     pub fn new(frames: Frames) -> Self {
         Self { before: frames }
     }

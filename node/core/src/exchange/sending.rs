@@ -42,7 +42,6 @@ impl Sending {
     }
 
     /// Bytes that are being sent.
-    #[must_use]
     pub fn under_way_bytes(&self) -> u64 {
         self.all_bytes - self.free_bytes
     }

@@ -9,7 +9,6 @@ pub struct ThreadLoads {
 
 impl ThreadLoads {
     /// Begins without fetches. `block_threads` is the number of threads beside the thread between nodes.
-    #[must_use]
     pub fn new(block_threads: usize) -> Self {
         Self { in_flight: vec![0; block_threads + 1], last: 0 }
     }

@@ -23,7 +23,6 @@ struct Read {
 
 impl Gaps {
     /// Remembers at least the last `most` chunks, and at most twice as many.
-    #[must_use]
     pub fn new(most: usize) -> Self {
         Self { most: most.max(1), young: HashMap::new(), old: HashMap::new() }
     }
@@ -45,13 +44,11 @@ impl Gaps {
     }
 
     /// Chunks that are remembered; some may count twice.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }
 
     /// Whether nothing was read.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

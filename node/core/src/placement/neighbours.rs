@@ -111,7 +111,6 @@ impl Neighbours {
 
     /// How many transfers one transfer from `node` counts for: more than one if that node serves more than its share, and more
     /// than this node.
-    #[must_use]
     pub fn transfer_weight(&self, node: NodeNumber) -> u64 {
         let mean = (self.served + self.own) / (self.heard.len() as u64 + 1);
         match self.heard.get(&node) {

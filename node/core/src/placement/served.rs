@@ -15,7 +15,6 @@ impl Served {
     }
 
     /// Bytes a second, over the last minutes.
-    #[must_use]
     pub fn bytes_a_second(&self, now_ms: u64) -> u64 {
         (self.left(now_ms) / LASTS_SECONDS) as u64
     }

@@ -51,13 +51,11 @@ impl Worth {
 
 impl Stake {
     /// The worth of a chunk that is used once in `every_ms`.
-    #[must_use]
     pub fn worth(self, saves: Saves, every_ms: u64) -> Worth {
         Worth::of(self.tokens(saves), every_ms as f64)
     }
 
     /// The time in which a chunk of this worth is used once.
-    #[must_use]
     pub fn every_ms(self, saves: Saves, worth: Worth) -> u64 {
         (self.tokens(saves) * 1e9 / worth.0.max(1) as f64) as u64
     }
@@ -86,13 +84,11 @@ impl Pressure {
 
     /// How long the store keeps a chunk that nobody uses; `None` before the first eviction. The time grows while nothing is
     /// evicted.
-    #[must_use]
     pub fn keeps_ms(&self, now_ms: u64) -> Option<u64> {
         self.0.map(|last| last.idle_ms as u64 + now_ms.saturating_sub(last.at_ms))
     }
 
     /// The worth of the chunk that goes next; `None` before the first eviction.
-    #[must_use]
     pub fn least(&self, now_ms: u64) -> Option<Worth> {
         let keeps_ms = self.keeps_ms(now_ms)?;
         self.0.map(|last| Worth::of(last.tokens, keeps_ms as f64))

@@ -16,7 +16,6 @@ pub struct Checksums {
 
 impl Checksums {
     /// Builds the checksums of the block `key` from the checksums of its layer ranges.
-    #[must_use]
     pub fn of(key: &BlockKey, ranges: impl IntoIterator<Item = u64>) -> Self {
         let ranges: Ranges = ranges.into_iter().collect();
         Self { whole: block_checksum(key, &ranges), ranges }

@@ -142,7 +142,6 @@ impl Store {
     }
 
     /// Whether the disk's drive does not answer.
-    #[must_use]
     pub fn is_disk_silent(&self) -> bool {
         self.disk.as_ref().is_some_and(|disk| disk.is_silent)
     }

@@ -49,7 +49,6 @@ pub struct ExplainedChain {
 
 impl Store {
     /// Explains what a lookup of a prompt would find.
-    #[must_use]
     pub fn explain(&self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> ExplainedChain {
         let outcomes = self.has_of(fingerprint, hashes);
         let absent = absent_of(hashes, outcomes.as_deref().unwrap_or_default());
@@ -63,7 +62,6 @@ impl Store {
     }
 
     /// The presence of each chunk of a prompt in the store now; `None` for an unknown namespace.
-    #[must_use]
     pub fn has_of(&self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> Option<Vec<OutcomeRun>> {
         let number = self.namespaces.of(fingerprint)?;
         let is_flat = self.namespaces.get(number).flat;
@@ -82,7 +80,6 @@ impl Store {
     }
 
     /// Namespaces of the same tenant in which the store has chunks, the most similar first, and whether they have this chunk.
-    #[must_use]
     pub fn others_like(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Vec<OtherNamespace> {
         self.others_among(&self.like(fingerprint), hash)
     }

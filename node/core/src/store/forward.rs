@@ -141,19 +141,16 @@ impl Store {
     }
 
     /// The worth of the next victim, as other nodes are told: 0 while all tenants have free room.
-    #[must_use]
     pub fn least_worth(&self) -> Worth {
         self.least().unwrap_or(Worth::NOTHING)
     }
 
     /// How long an unused chunk stays.
-    #[must_use]
     pub fn keeps_ms(&self) -> u64 {
         self.pressure.keeps_ms(self.age_ms()).unwrap_or(u64::MAX)
     }
 
     /// The worth of the next victim here; `None` if all tenants have free room, or nothing was evicted yet.
-    #[must_use]
     pub fn least(&self) -> Option<Worth> {
         let mut with_chunks = self.tenants.ids().filter(|&tenant| self.tenants.of(tenant).cached_bytes > 0);
         let has_room = with_chunks.all(|tenant| self.has_free_room(tenant));
@@ -161,7 +158,6 @@ impl Store {
     }
 
     /// As [`Store::least`], for the tenant of a namespace.
-    #[must_use]
     pub fn least_for(&self, fingerprint: &Fingerprint) -> Option<Worth> {
         let has_room = self.tenant_of_namespace(fingerprint).is_some_and(|tenant| self.has_free_room(tenant));
         if has_room { None } else { self.pressure.least(self.age_ms()) }
@@ -169,14 +165,12 @@ impl Store {
 
     /// The worth of a copy of a chunk of a namespace that is read once in `every_ms`; `None` for a namespace that nobody
     /// registered.
-    #[must_use]
     pub fn worth_of_copy(&self, fingerprint: &Fingerprint, every_ms: u64) -> Option<Worth> {
         let number = self.namespaces.of(fingerprint)?;
         Some(self.stake(number).worth(Saves::Transfer, every_ms))
     }
 
     /// The rule by which chunks are placed.
-    #[must_use]
     pub fn placement(&self) -> PlacementRule {
         self.limits.peers.as_ref().map(|peers| peers.placement).unwrap_or_default()
     }
@@ -367,7 +361,6 @@ impl Store {
     }
 
     /// Whether a fetch is of a chunk that another node forwards.
-    #[must_use]
     pub fn is_taken_in(&self, fetch: FetchId) -> bool {
         self.gathers.is_taken_in(fetch.chunk())
     }
@@ -387,13 +380,11 @@ impl Store {
     }
 
     /// The forwards so far.
-    #[must_use]
     pub fn forwards(&self) -> Forwards {
         self.departing.counts
     }
 
     /// The number of chunks that are about to move.
-    #[must_use]
     pub fn departing_chunks(&self) -> usize {
         self.departing.line.len()
     }

@@ -250,14 +250,12 @@ impl Store {
     }
 
     /// Whether any chunk is on its way.
-    #[must_use]
     pub fn is_bringing(&self) -> bool {
         !self.gathers.fetches.is_empty()
     }
 
     /// Whether a gather that was cut because it is [`Cut::Crowded`] may find room later: others' chunks are on their way, and its
     /// own stay, so that they take none of their room.
-    #[must_use]
     pub fn may_find_room(&self, gather: u64) -> bool {
         let stays = |&chunk: &ChunkId| self.index.get(chunk).standing == Standing::Kept;
         self.is_bringing()

@@ -25,7 +25,6 @@ pub struct NamespaceId(pub u16);
 
 impl NamespaceId {
     /// The namespace with this number; a number that is too large gives a namespace that does not exist.
-    #[must_use]
     pub fn of(number: u32) -> Self {
         Self(u16::try_from(number).unwrap_or(u16::MAX))
     }
@@ -53,14 +52,12 @@ impl ChunkNumber {
     ///
     /// # Panics
     /// Panics from position 2^32 - 1 on; no index is that large.
-    #[must_use]
     pub fn at(position: usize) -> Self {
         let number = u32::try_from(position + 1).ok().and_then(NonZeroU32::new);
         Self(number.expect("an index holds fewer than 2^32 chunks"))
     }
 
     /// The chunk's position in a vector of chunks.
-    #[must_use]
     pub fn position(self) -> usize {
         self.0.get() as usize - 1
     }
@@ -76,19 +73,16 @@ pub struct ChunkId {
 
 impl ChunkId {
     /// The chunk of this generation at a place.
-    #[must_use]
     pub fn new(number: ChunkNumber, generation: u32) -> Self {
         Self { number, generation }
     }
 
     /// The chunk's place in the index.
-    #[must_use]
     pub fn number(self) -> ChunkNumber {
         self.number
     }
 
     /// How many chunks had the place before it.
-    #[must_use]
     pub fn generation(self) -> u32 {
         self.generation
     }

@@ -105,7 +105,6 @@ impl Store {
 
     /// At most `most` chunks that other nodes could read, from a place in the index on, and the place where the next page begins.
     /// Chunks that come or go between two pages may be in either, or in none.
-    #[must_use]
     pub fn held_from(&self, from: usize, most: usize) -> (Vec<(Fingerprint, ChunkRef)>, Option<usize>) {
         let mut held = Vec::new();
         for (place, id, chunk) in self.index.iter_from(from) {

@@ -64,7 +64,6 @@ impl StoreLimits {
 
     /// Bounds a store of one tenant by its memory and `capacity_chunks` alone: it has no pins, no disk, no object store and no
     /// peers, and engines may hold any number of chunks.
-    #[must_use]
     pub fn of_chunks(extents: u32, extent_bytes: u64, capacity_chunks: u64, policy: PolicyName) -> Self {
         Self {
             extents,

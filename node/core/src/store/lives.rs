@@ -53,14 +53,12 @@ impl Store {
     }
 
     /// Extents that are out of use, without those that already wait for new memory.
-    #[must_use]
     pub fn secluded(&self) -> Vec<u32> {
         let Seclusion { extents, renewing, .. } = &self.seclusion;
         extents.keys().copied().filter(|extent| !renewing.contains(extent)).collect()
     }
 
     /// Whether every process that was shown a secluded extent is gone.
-    #[must_use]
     pub fn is_left_by_all(&self, extent: u32) -> bool {
         self.seclusion.extents.get(&extent).is_none_or(HashSet::is_empty)
     }

@@ -71,7 +71,6 @@ pub struct BlockFacts {
 
 impl BlockFacts {
     /// Bytes of one layer.
-    #[must_use]
     pub fn layer_bytes(&self) -> u64 {
         self.bytes / u64::from(self.layers.max(1))
     }

@@ -117,20 +117,17 @@ impl Presence {
 
 impl Walk {
     /// Positions of the chain's first `most` chunks that are not here.
-    #[must_use]
     pub fn absent(&self, most: usize) -> Vec<u32> {
         let absent = (0..).zip(self.found.iter().take(most)).filter(|(_, found)| **found == Presence::Absent);
         absent.map(|(position, _)| position).collect()
     }
 
     /// Whether all chunks can be read in memory.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         self.found.iter().all(|found| matches!(found, Presence::Here(_)))
     }
 
     /// Whether some chunks are only on disk.
-    #[must_use]
     pub fn needs_disk(&self) -> bool {
         self.found.iter().any(|found| matches!(found, Presence::OnDisk(_)))
     }
@@ -259,7 +256,6 @@ impl Store {
 
     /// The most chunks of a chain that a prompt could use, with a token left to compute; `None` for a namespace that nobody
     /// registered.
-    #[must_use]
     pub fn usable(&self, namespace: u32, chain: &Chain, prompt_tokens: u64) -> Option<Usable> {
         let known = self.namespaces.find(NamespaceId::of(namespace))?;
         let most =

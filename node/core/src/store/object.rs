@@ -54,7 +54,6 @@ impl Objects {
 
 impl Store {
     /// The blocks (slice, pool) that every chunk of a namespace has, and whether the namespace is flat.
-    #[must_use]
     pub fn blocks_of(&self, namespace: u32) -> (Vec<(u16, u8)>, bool) {
         let Some(known) = self.namespaces.find(NamespaceId::of(namespace)) else {
             return (Vec::new(), false);

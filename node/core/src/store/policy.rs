@@ -150,20 +150,17 @@ impl PolicyName {
     pub const ALL: [Self; 12] = *Self::VARIANTS.first_chunk().expect("there are twelve");
 
     /// The policy's name in configuration, commands and metrics.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
     /// Describes the chunk that this policy evicts first, for people.
-    #[must_use]
     pub fn about(self) -> &'static str {
         self.get_documentation().unwrap_or_default()
     }
 
     /// An empty policy of this name. With `recompute_doubles_at`, `adaptive` prefers to keep chunks that cost more to recompute:
     /// behind this many chunks, a chunk costs twice as much as the first chunk of a prompt.
-    #[must_use]
     pub fn build(self, recompute_doubles_at: Option<NonZeroU32>) -> Box<dyn Policy> {
         match self {
             Self::Adaptive => adaptive::Adaptive::policy(recompute_doubles_at),

@@ -74,19 +74,16 @@ impl PurgedKeys {
     }
 
     /// Whether a chunk is among them.
-    #[must_use]
     pub fn has(&self, ChunkKey { fingerprint, hash }: &ChunkKey) -> bool {
         self.has_namespace(fingerprint) && self.hashes.as_ref().is_none_or(|hashes| hashes.contains(hash))
     }
 
     /// Whether chunks of a namespace are among them.
-    #[must_use]
     pub fn has_namespace(&self, fingerprint: &Fingerprint) -> bool {
         self.namespace.is_some_and(|name| name.names(fingerprint)) || self.fingerprints.contains(fingerprint)
     }
 
     /// The chunks, if they are not all chunks of a namespace.
-    #[must_use]
     pub fn hashes(&self) -> Option<&HashSet<ChunkHash>> {
         self.hashes.as_ref()
     }
@@ -131,7 +128,6 @@ impl Store {
     }
 
     /// The names of the chunks of a purge, including chunks here that continue them.
-    #[must_use]
     pub fn purged_keys(&self, scope: &PurgeScope) -> PurgedKeys {
         let namespaces = self.covered(scope);
         let namespace = match *scope {
@@ -285,7 +281,6 @@ impl Store {
 
     /// Whether chunks of the namespace with this number, as engines know it, may come from
     /// elsewhere now: it is there, and no purge of it is open.
-    #[must_use]
     pub fn may_bring(&self, namespace: u32) -> bool {
         let number = NamespaceId::of(namespace);
         self.namespaces.find(number).is_some() && self.may_come(number)

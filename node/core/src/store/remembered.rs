@@ -84,7 +84,6 @@ pub(super) struct EvictionMemory {
 
 impl EvictionRule {
     /// The rule's name in answers and on the command line.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         self.into()
     }
@@ -167,7 +166,6 @@ impl EvictionMemory {
 
 impl FoundEvictions {
     /// The last eviction of a chunk among the first `before` of the store, and no later than a time.
-    #[must_use]
     pub fn last(
         &self,
         fingerprint: &Fingerprint,
@@ -184,7 +182,6 @@ impl FoundEvictions {
 impl RememberedEvictions {
     /// Whether chunks may have left without a remembered eviction: some evictions are forgotten, or an earlier life of the store
     /// ended.
-    #[must_use]
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
@@ -193,7 +190,6 @@ impl RememberedEvictions {
     /// store ([`Store::evictions_so_far`]), and no later than a time.
     ///
     /// This reads the whole memory: a million evictions take some milliseconds.
-    #[must_use]
     pub fn last(
         &self,
         fingerprint: &Fingerprint,
@@ -206,7 +202,6 @@ impl RememberedEvictions {
     }
 
     /// All evictions of these chunks. This reads the memory once, for any number of chunks.
-    #[must_use]
     pub fn search<'a>(
         &self,
         chunks: impl IntoIterator<Item = (&'a Fingerprint, &'a ChunkHash)>,
@@ -227,19 +222,16 @@ impl RememberedEvictions {
 
 impl Store {
     /// The last evictions.
-    #[must_use]
     pub fn remembered_evictions(&self) -> RememberedEvictions {
         self.remembered.snapshot()
     }
 
     /// Evictions that were noted so far, remembered or not.
-    #[must_use]
     pub fn evictions_so_far(&self) -> u64 {
         self.remembered.so_far()
     }
 
     /// Bytes of the memory of evictions.
-    #[must_use]
     pub fn remembered_bytes(&self) -> u64 {
         self.remembered.bytes()
     }

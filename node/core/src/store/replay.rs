@@ -49,7 +49,6 @@ pub struct Replayed {
 ///
 /// # Panics
 /// Panics if block names are not chained, or a prompt has more chunks than a session message may carry.
-#[must_use]
 pub fn replay(
     requests: &[TraceRequest],
     chunk_tokens: u32,
@@ -64,7 +63,6 @@ pub fn replay(
 ///
 /// # Panics
 /// As [`replay`].
-#[must_use]
 pub fn replay_after(
     requests: &[TraceRequest],
     warming: usize,

@@ -35,7 +35,6 @@ pub struct Stay {
 
 impl Store {
     /// The keepers of a prompt's chunks in memory; other chunks are left out. Empty for an unknown namespace.
-    #[must_use]
     pub fn stays(&self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> Vec<Stay> {
         let Some(number) = self.namespaces.of(fingerprint) else { return Vec::new() };
         let pinned = self.pins.left_ms(self.now);
@@ -56,7 +55,6 @@ impl Store {
 
     /// How long the recently evicted chunks had been unused, in milliseconds: a moving mean in which each eviction counts one
     /// sixteenth. `None` before the first eviction.
-    #[must_use]
     pub fn evicted_after_ms(&self) -> Option<u64> {
         self.evicted_after_ms
     }

@@ -78,7 +78,6 @@ pub struct Usage {
 
 impl Store {
     /// The store's present contents.
-    #[must_use]
     pub fn usage(&self) -> Usage {
         let sessions = || self.sessions.iter();
         Usage {
@@ -113,13 +112,11 @@ impl Store {
     }
 
     /// The number of chunks that somebody reads, writes, pins or sends; 0 when nothing is under way.
-    #[must_use]
     pub fn claimed_chunks(&self) -> usize {
         self.index.iter_from(0).filter(|(_, _, chunk)| chunk.claims > 0 || chunk.pins > 0).count()
     }
 
     /// Bytes of extents that each tenant holds and may hold, by its place in the configuration.
-    #[must_use]
     pub fn tenant_bytes(&self) -> Vec<(u64, u64)> {
         self.slab.tenant_bytes().collect()
     }

@@ -201,7 +201,6 @@ impl Core {
     }
 
     /// The names of a purge's chunks, including chunks on disk of tenants that are not served.
-    #[must_use]
     pub fn purged_keys(&self, scope: &PurgeScope) -> PurgedKeys {
         let mut keys = self.store.purged_keys(scope);
         for (tenant, fingerprint, _) in &self.described.strangers {
@@ -213,7 +212,6 @@ impl Core {
     }
 
     /// Those of these namespaces whose tenants nobody knows, since their descriptions cannot be used.
-    #[must_use]
     pub fn undescribed(&self, namespaces: &[Fingerprint]) -> Vec<Fingerprint> {
         let is_stranger = |namespace| self.described.strangers.iter().any(|(_, known, _)| known == namespace);
         let is_known =
@@ -275,7 +273,6 @@ impl Core {
     }
 
     /// Whether a namespace could not be described at the last try, so that its chunks are not written to disk.
-    #[must_use]
     pub fn cannot_describe(&self) -> bool {
         self.described.known.values().any(|known| matches!(known.state, DescribedState::Failed(_)))
     }

@@ -51,13 +51,11 @@ struct Remembered {
 
 impl<K: Eq + Hash> PresenceCache<K> {
     /// Remembers at most `most` facts, and at least the latest half of them.
-    #[must_use]
     pub fn new(most: usize, lifetimes: Lifetimes) -> Self {
         Self { half: (most / 2).max(1), lifetimes, younger: HashMap::new(), older: HashMap::new() }
     }
 
     /// The fact at `now`.
-    #[must_use]
     pub fn get(&self, key: &K, now: Duration) -> Option<Fact> {
         let remembered = self.younger.get(key).or_else(|| self.older.get(key))?;
         (now < remembered.until).then_some(remembered.fact)
@@ -84,13 +82,11 @@ impl<K: Eq + Hash> PresenceCache<K> {
     }
 
     /// The number of remembered facts.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.younger.len() + self.older.len()
     }
 
     /// Whether nothing is known.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

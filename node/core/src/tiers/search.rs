@@ -18,7 +18,6 @@ pub struct Search {
 
 impl Search {
     /// A search over a chain of `chunks` chunks, about which nothing is known.
-    #[must_use]
     pub fn new(chunks: usize) -> Self {
         Self { present: 0, absent: chunks }
     }
@@ -37,7 +36,6 @@ impl Search {
     }
 
     /// The chunks to ask for in the next round, all at once; empty if the result is known.
-    #[must_use]
     pub fn next(&self) -> Vec<usize> {
         let unknown = self.absent - self.present;
         let offsets: BTreeSet<usize> = if self.present == 0 {
@@ -50,7 +48,6 @@ impl Search {
     }
 
     /// The number of chunks from the beginning that are there, as far as is known.
-    #[must_use]
     pub fn present(&self) -> usize {
         self.present
     }

@@ -139,7 +139,6 @@ struct Open {
 
 impl Prompt {
     /// Tokens of its first `blocks` blocks.
-    #[must_use]
     pub fn tokens_of(&self, blocks: usize) -> u64 {
         (blocks as u64 * self.block_tokens).min(self.tokens)
     }
@@ -147,7 +146,6 @@ impl Prompt {
 
 impl Shape {
     /// Nodes without tiers below their memory, with one request after the other.
-    #[must_use]
     pub fn of_memory(shares: bool) -> Self {
         let placement = PlacementRule::default();
         Self { shares, placement, disk_chunks: 0, has_objects: false, in_flight: 1 }
@@ -164,7 +162,6 @@ impl Cluster {
     ///
     /// # Panics
     /// Panics if there are no nodes, or more than [`MAX_CLUSTER_NODES`].
-    #[must_use]
     pub fn new(nodes: &[NodeSize], shape: Shape, hashes: Vec<ChunkHash>, longest: u64) -> Self {
         assert!((1..=MAX_NODES).contains(&nodes.len()), "a planned cluster has 1 to {MAX_NODES} nodes");
         // One node has nobody to share with.
@@ -187,7 +184,6 @@ impl Cluster {
     }
 
     /// Chunks that the object store has.
-    #[must_use]
     pub fn stored_chunks(&self) -> u64 {
         self.objects.len() as u64
     }

@@ -75,7 +75,6 @@ struct Numbers {
 
 /// The clusters to try: the present one first, then other sizes, other policies, and other ways to work together. `shares` says
 /// whether the nodes read each other's chunks at present.
-#[must_use]
 pub fn variants(nodes: &[NodeSize], shares: bool) -> Vec<Variant> {
     let present = if shares { Working::Together } else { Working::Apart };
     let of_policy = |policy, times| Variant { policy, times, working: present };
@@ -96,7 +95,6 @@ pub fn variants(nodes: &[NodeSize], shares: bool) -> Vec<Variant> {
 ///
 /// # Panics
 /// Panics if there are more than [`MAX_CLUSTER_NODES`] nodes.
-#[must_use]
 pub fn play(nodes: &[NodePast], shares: bool) -> Option<Played<Tried>> {
     assert!(nodes.len() <= usize::from(MAX_CLUSTER_NODES), "more nodes than can be played");
     let all: usize = nodes.iter().map(|node| node.lookups.len()).sum();

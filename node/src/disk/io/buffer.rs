@@ -34,13 +34,11 @@ impl Buffer {
     }
 
     /// The buffer's bytes.
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.mapping[self.start..][..self.bytes]
     }
 
     /// The buffer's bytes, for writing.
-    #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.mapping[self.start..][..self.bytes]
     }

@@ -207,7 +207,6 @@ impl Measured {
 }
 
 /// The goals of a cluster of any size.
-#[must_use]
 pub fn goals(figures: &Figures, measured: &Measured) -> Vec<Goal> {
     let goal = |name: &str, is: f64, at_most: f64| Goal {
         name: name.to_owned(),

@@ -79,7 +79,6 @@ impl Trace {
     }
 
     /// A generated trace: conversations of several turns after a few system prompts.
-    #[must_use]
     pub fn generated(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut trace = Self { names: vec!["generated".to_owned()], ..Self::default() };

@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::seen::{KindSeen, Knee, Step};
 
 /// An SVG with both axes logarithmic: the median, the 99th and the 99.9th percentile of all requests, the limit and the knee.
-#[must_use]
 pub fn svg(steps: &[Step], limit: Duration) -> String {
     let rates = || steps.iter().map(|step| step.rate);
     let (least, most) = (rates().fold(f64::MAX, f64::min), rates().fold(1.0, f64::max));

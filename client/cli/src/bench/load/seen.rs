@@ -59,7 +59,6 @@ pub struct Knee {
 
 impl Knee {
     /// The knee of steps with rising rates; `None` if no step keeps the limit.
-    #[must_use]
     pub fn of(steps: &[Step]) -> Option<Self> {
         let at = steps.iter().rposition(|step| step.within_limit)?;
         Some(Self { rate: steps[at].rate, at_the_end: at + 1 == steps.len() })
@@ -129,7 +128,6 @@ fn histogram() -> Histogram<u64> {
 }
 
 /// The steps as a table.
-#[must_use]
 pub fn table(steps: &[Step]) -> Table {
     let mut table = output::table(&HEADINGS);
     for step in steps {

@@ -56,7 +56,6 @@ pub struct Wanted {
 
 impl Wanted {
     /// The pools of its blocks.
-    #[must_use]
     pub fn pools(&self) -> PoolSet {
         self.blocks.iter().fold(PoolSet::default(), |pools, block| pools.with(block.key.pool.into()))
     }
@@ -94,7 +93,6 @@ pub enum Source {
 
 impl Source {
     /// The tier that a chunk from this source counts for.
-    #[must_use]
     pub fn tier(self) -> Tier {
         match self {
             Self::Sibling => Tier::Host,
@@ -171,7 +169,6 @@ impl Store {
     }
 
     /// Whether a gather or follow waits for a chunk that is being fetched.
-    #[must_use]
     pub fn is_leased_soon(&self, FetchId(id): FetchId) -> bool {
         self.gathers.fetches.get(&id).is_some_and(|fetch| !fetch.gathers.is_empty())
     }
@@ -186,13 +183,11 @@ impl Store {
 
     /// Whether a fetched chunk has slots for every pool, so that a peer may be asked for it. A chunk from disk has slots only
     /// for its record's pools.
-    #[must_use]
     pub fn takes_all_pools(&self, FetchId(id): FetchId) -> bool {
         self.gathers.is_coming(id) && !self.index.get(id).blocks.iter().any(Block::is_absent)
     }
 
     /// Whether anybody waits for a chunk that is being fetched.
-    #[must_use]
     pub fn is_awaited(&self, FetchId(id): FetchId) -> bool {
         self.gathers.fetches.get(&id).is_some_and(|fetch| {
             !fetch.gathers.is_empty() || fetch.recalls > 0 || fetch.taken_in.is_some() || fetch.is_in_place

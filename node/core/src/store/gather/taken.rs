@@ -57,7 +57,6 @@ pub struct FreeRoom {
 impl Store {
     /// All cached chunks, in the reverse of the order in which the policy would evict them. The chunks of several tenants are
     /// mixed, so that each tenant's are spread over the whole.
-    #[must_use]
     pub fn by_worth(&self) -> Vec<ChunkId> {
         let mut all = Vec::with_capacity(self.cached_chunks as usize);
         for tenant in self.tenants.ids() {
@@ -71,7 +70,6 @@ impl Store {
     }
 
     /// How a cached chunk is to be treated when the node leaves; `keeps_disk`: the node's disk will be read again.
-    #[must_use]
     pub fn leaving(&self, id: ChunkId, keeps_disk: bool) -> Leaving {
         let Some(chunk) = self.index.known(id).filter(|chunk| chunk.is_cached() && chunk.is_complete())
         else {
@@ -86,7 +84,6 @@ impl Store {
     }
 
     /// A namespace's tenant and description.
-    #[must_use]
     pub fn described(&self, fingerprint: &Fingerprint) -> Option<(&str, &NamespaceSpec)> {
         let namespace = self.namespaces.get(self.namespaces.of(fingerprint)?);
         Some((namespace.tenant_name(), &namespace.spec))
@@ -94,7 +91,6 @@ impl Store {
 
     /// Room for more chunks of a namespace before a chunk has to be evicted; without a namespace, the room of the tenant that has
     /// the most.
-    #[must_use]
     pub fn free_room(&self, fingerprint: Option<&Fingerprint>) -> FreeRoom {
         let limits = &self.limits;
         let free = |tenant| {
@@ -111,25 +107,21 @@ impl Store {
     }
 
     /// Bytes of the slots of a whole chunk of a namespace; 0 if the namespace is not known.
-    #[must_use]
     pub fn chunk_bytes_by(&self, fingerprint: &Fingerprint) -> u64 {
         self.namespaces.of(fingerprint).map_or(0, |number| self.whole_chunk_bytes(number))
     }
 
     /// Bytes of passing chunks, those still on their way included.
-    #[must_use]
     pub fn passing_bytes(&self) -> u64 {
         self.gathers.passing_bytes()
     }
 
     /// Chunks that are cached.
-    #[must_use]
     pub fn cached_chunks(&self) -> u64 {
         self.cached_chunks
     }
 
     /// Whether others could read a chunk here.
-    #[must_use]
     pub fn holds(&self, ChunkKey { fingerprint, hash }: &ChunkKey) -> bool {
         self.named(fingerprint, hash).is_some_and(|id| is_held(self.index.get(id)))
     }

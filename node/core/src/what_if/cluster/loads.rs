@@ -17,7 +17,6 @@ struct Load {
 
 impl LeastRecomputed {
     /// Begins with no recomputed tokens.
-    #[must_use]
     pub fn new(nodes: usize) -> Self {
         Self { nodes: vec![Load::default(); nodes] }
     }
@@ -26,19 +25,16 @@ impl LeastRecomputed {
     ///
     /// # Panics
     /// Panics if there are no nodes.
-    #[must_use]
     pub fn choose(&self, now_ms: u64) -> usize {
         self.choose_among(now_ms, |_| true).expect("a replay has at least one node")
     }
 
     /// As [`Self::choose`], among the nodes that `may_serve`; `None` if none may.
-    #[must_use]
     pub fn choose_among(&self, now_ms: u64, may_serve: impl Fn(usize) -> bool) -> Option<usize> {
         self.cheapest_among(now_ms, may_serve, |_| 0)
     }
 
     /// The node with the least `cost` among the nodes that `may_serve`; of equal nodes, the node that recomputed least.
-    #[must_use]
     pub fn cheapest_among(
         &self,
         now_ms: u64,
@@ -51,7 +47,6 @@ impl LeastRecomputed {
     }
 
     /// Tokens that `node` recomputed lately, in a second on average: a router takes this number for the node's backlog.
-    #[must_use]
     pub fn backlog(&self, node: usize, now_ms: u64) -> u64 {
         let fades_in_s = HALF_LIFE_MS as f64 / 1e3 / std::f64::consts::LN_2;
         (self.nodes[node].tokens_at(now_ms).max(0.0) / fades_in_s) as u64
@@ -61,7 +56,6 @@ impl LeastRecomputed {
     ///
     /// # Panics
     /// Panics if there is no such node.
-    #[must_use]
     pub fn tokens_at(&self, node: usize, now_ms: u64) -> f64 {
         self.nodes[node].tokens_at(now_ms)
     }
