@@ -159,7 +159,6 @@ pub enum Backend {
 
 /// Why a config file cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the config file {}", path.display())]

@@ -64,7 +64,6 @@ pub struct Ready {
 
 /// Why the coordinator does not serve.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ServeError {
     /// The address cannot be used.
     #[error("cannot listen on {listen}: does another process use it?")]

@@ -28,7 +28,6 @@ pub struct StateFile {
 
 /// Why the state is not kept.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum StateError {
     /// The file cannot be opened.
     #[error(

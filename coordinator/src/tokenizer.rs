@@ -18,7 +18,6 @@ type Inner = std::convert::Infallible;
 
 /// Why a text cannot be turned into tokens.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum TokenizerError {
     /// This program was built without tokenizers.
     #[error(

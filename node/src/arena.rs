@@ -52,7 +52,6 @@ pub struct Destination {
 
 /// Why the system gives no memory.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum MemoryError {
     /// No memory file can be made.
     #[error("cannot create a memory file{}", if *.0 == Errno::MFILE { ": raise the limit of open files" } else { "" })]

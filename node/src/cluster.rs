@@ -72,7 +72,6 @@ struct Parts {
 
 /// Why a node cannot be a member.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ClusterError {
     /// The node's certificate cannot be used.
     #[error("cannot use the node's certificate ([cluster] ca, certificate, key)")]

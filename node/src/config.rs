@@ -309,7 +309,6 @@ pub struct ClusterConfig {
 
 /// Why a configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ConfigFileError {
     /// The file cannot be read.
     #[error("cannot read the configuration {}", path.display())]

@@ -71,7 +71,6 @@ pub struct DiskOptions {
 
 /// Why a tier cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum OpenError {
     /// The folder cannot be made, or its file cannot be opened.
     #[error("the disk tier's {} cannot be opened: check that this user can write there", path.display())]

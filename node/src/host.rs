@@ -50,7 +50,6 @@ pub struct HostFacts {
 
 /// Why the machine's facts cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum HostError {
     /// A file of the kernel cannot be read.
     #[error("cannot read {}", path.display())]

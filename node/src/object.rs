@@ -97,7 +97,6 @@ pub struct BlockId {
 
 /// Why a tier cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum OpenError {
     /// The URL is invalid, or names an unknown kind of store.
     #[error(

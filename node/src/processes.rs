@@ -65,7 +65,6 @@ pub struct ProcessShare {
 
 /// Why a process gets no session.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum EnterError {
     /// Too many processes of the tenant have closed their sessions but still run.
     #[error(

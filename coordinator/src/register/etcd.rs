@@ -27,7 +27,6 @@ pub struct Etcd {
 
 /// Why etcd does not serve as a register.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum KeyError {
     /// etcd refuses, or does not answer.
     #[error("etcd at {endpoint} does not serve the key {key}{}", hint(source))]

@@ -35,7 +35,6 @@ pub struct Kubernetes {
 
 /// Why a Lease cannot be used, or why nobody knows whether it was written.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum KubernetesError {
     /// The API server's address is not given anywhere.
     #[error(

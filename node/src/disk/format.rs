@@ -230,7 +230,6 @@ pub struct FooterTail {
 
 /// Why bytes are not the expected structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum FormatError {
     /// Something else is there, or nothing yet.
     #[error("there is no such structure")]

@@ -67,7 +67,6 @@ pub struct ReadOrder {
 
 /// Why an order cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum OrderError {
     /// A place is not within its extent.
     #[error(transparent)]

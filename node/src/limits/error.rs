@@ -15,7 +15,6 @@ use crate::host::PciAddress;
 
 /// The reason why a configuration cannot be used on this machine, and the values to set instead.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
 pub enum ConfigError {
     /// A number is zero, but must not be.
     #[error("`{0}` is 0: set it to at least 1")]

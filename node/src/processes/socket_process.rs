@@ -35,7 +35,6 @@ pub enum Identity {
 
 /// The reason why the connecting process is unknown.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum PeerError {
     /// The process has exited. A process that inherited its socket opens no session: nobody could tell when that process ends.
     #[error("the process that connected has exited: connect from the process that uses the session")]

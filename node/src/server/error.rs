@@ -11,7 +11,6 @@ use crate::session::BindError;
 
 /// Why the node does not serve.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ServeError {
     /// The address cannot be used.
     #[error("cannot listen on {listen}: does another process use it?")]

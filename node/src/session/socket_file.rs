@@ -25,7 +25,6 @@ pub struct NotASocket {
 
 /// Why the node cannot listen on a tenant's socket.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum BindError {
     /// The path has a file that is no socket.
     #[error(transparent)]

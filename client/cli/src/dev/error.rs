@@ -10,7 +10,6 @@ use crate::failure::TO_RESTART;
 
 /// Why a development cluster does not run.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum DevError {
     /// The options are impossible.
     #[error("{what}")]

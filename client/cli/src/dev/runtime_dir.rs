@@ -9,7 +9,6 @@ use rustix::process::geteuid;
 
 /// Why there is no runtime directory.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum RuntimeDirError {
     /// The directory cannot be made or read.
     #[error("cannot use the runtime directory {}", path.display())]

@@ -79,7 +79,6 @@ enum LinkState {
 
 /// Why a node cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum LinkError {
     /// The node serves other tenants only.
     #[error(
@@ -120,7 +119,6 @@ pub enum LinkError {
 
 /// The error of a request that a node did not serve.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum RequestError {
     /// The node refused, or does not keep to the protocol.
     #[error("{node}")]

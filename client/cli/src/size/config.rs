@@ -18,7 +18,6 @@ pub struct ModelConfig {
 
 /// Why a model's size cannot be computed.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum SizeError {
     /// The file cannot be read.
     #[error("cannot read {path}")]

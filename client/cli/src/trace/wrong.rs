@@ -9,7 +9,6 @@ use super::places::{MAX_IDS, MAX_REQUESTS};
 
 /// Why a trace cannot be played.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum TraceError {
     /// The rest of the file cannot be read.
     #[error("line {line}: cannot be read")]

@@ -61,7 +61,6 @@ pub struct Candidate {
 
 /// Why a stream is over.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum Ended {
     /// Another coordinator leads, or none does.
     #[error("the coordinator does not lead")]

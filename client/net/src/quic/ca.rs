@@ -41,7 +41,6 @@ pub struct Validity {
 
 /// A certificate cannot be made.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum AuthorityError {
     /// The authority's files are not a certificate and its key.
     #[error("these files are no authority's certificate and key: `larder ca init` makes them")]

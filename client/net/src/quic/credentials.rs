@@ -62,7 +62,6 @@ pub enum Part {
 
 /// Why credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum CredentialsError {
     /// A file cannot be read.
     #[error("cannot read {}: `larder ca init` and `larder ca issue` make such files", path.display())]

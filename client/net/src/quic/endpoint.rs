@@ -64,7 +64,6 @@ pub struct BindError {
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ConnectError {
     /// The address cannot be dialled, or the endpoint is closed.
     #[error("cannot begin a connection")]
@@ -112,7 +111,6 @@ pub struct NoVersion {
 
 /// The reason why a certificate names no identity.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum IdentityError {
     /// There is no certificate, or it cannot be read.
     #[error("there is no readable certificate")]

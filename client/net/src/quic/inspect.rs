@@ -19,7 +19,6 @@ pub struct Inspected {
 
 /// Why other processes would turn these certificate files down.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum InspectError {
     /// The files are no credentials.
     #[error(transparent)]

@@ -8,7 +8,6 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 /// Why a message was not read or written.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum MessageError {
     /// The stream or the connection broke.
     #[error("cannot write to the stream")]

@@ -43,7 +43,6 @@ pub struct Exporter {
 
 /// Why spans cannot be sent.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ExportError {
     /// The endpoint cannot be used.
     #[error(transparent)]
