@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, Stream};
-use larder_core::store::{Change, ChangeKind, EvictionReason};
+use larder_core::store::{Change, ChangeKind};
 use larder_net::blocking::try_blocking;
 use larder_protocol::{ChunkRef, Fingerprint};
 use serde::Serialize;
@@ -182,15 +182,6 @@ impl EventSubscriber {
     }
 }
 
-/// The name of an eviction's reason, as in metrics.
-fn eviction_name(reason: EvictionReason) -> &'static str {
-    match reason {
-        EvictionReason::Watermark => "watermark",
-        EvictionReason::Need => "need",
-        EvictionReason::Clearing => "clearing",
-    }
-}
-
 fn write_event(
     text: &mut String,
     event: &str,
@@ -201,7 +192,7 @@ fn write_event(
     use std::fmt::Write as _;
     let namespace = format!("{fingerprint:x}");
     let (hash, parent) = (chunk.hash.to_string(), chunk.parent.to_string());
-    let evicted = evicted.map(eviction_name);
+    let evicted = evicted.map(<&str>::from);
     let data = Data { device, namespace: &namespace, hash, parent, index: chunk.index, evicted };
     let data = serde_json::to_string(&data).unwrap_or_default();
     // Writing to a string cannot fail.

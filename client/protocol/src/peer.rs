@@ -277,7 +277,21 @@ pub struct BlockLayers {
 }
 
 /// The urgency of a request for blocks, the most urgent first.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "snake_case")]
 pub enum Class {
     /// A request of an engine that waits for the blocks.
     Decode,
@@ -351,7 +365,8 @@ pub struct RowSpan {
 }
 
 /// How an announcement ended.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Announced {
     /// The home knows all changes up to this sequence number.
     Known(u64),

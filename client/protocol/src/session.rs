@@ -409,7 +409,8 @@ pub struct Reserved {
 }
 
 /// The node's verdict on a reported chunk.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Checked {
     /// The chunk's bytes were wrong: the node has dropped the chunk.
     Damaged,

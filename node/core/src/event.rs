@@ -359,7 +359,8 @@ pub enum Arrival {
 }
 
 /// Why a chunk did not come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum FetchFailure {
     /// The holder is not reached, or has not answered lately.
     Unreachable,

@@ -28,7 +28,8 @@ pub struct Origin {
 }
 
 /// The kind of a request that the log keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "snake_case")]
 pub enum LookupKind {
     /// Asks how much is here.
     Lookup,

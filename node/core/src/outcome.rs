@@ -3,7 +3,8 @@
 use larder_protocol::session::Tier;
 
 /// The outcome of a chunk in a lookup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum ChunkOutcome {
     /// The chunk was found, and can be used.
     Found(Tier),
@@ -16,6 +17,7 @@ pub enum ChunkOutcome {
     /// The chunk was being written.
     BeingWritten,
     /// Nobody had the chunk. The record of evictions says whether it was here before.
+    #[strum(serialize = "never_stored")]
     Absent,
     /// The home of the chunk's directory rows did not answer: others may have the chunk.
     HomeSilent,
@@ -26,9 +28,11 @@ pub enum ChunkOutcome {
 }
 
 /// Why a chunk did not come from its place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum NotDelivered {
     /// The holder is not reached, or has not answered lately.
+    #[strum(serialize = "peer_silent")]
     Silent,
     /// The chunk did not come before the deadline.
     Deadline,

@@ -8,9 +8,11 @@ use crate::Millis;
 use crate::store::ids::SessionId;
 
 /// The reporter of a damaged chunk.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum Reporter {
     /// An engine's session.
+    #[strum(serialize = "engine")]
     Session(SessionId),
     /// The node of this name.
     Peer(String),
@@ -37,12 +39,7 @@ struct Budget {
 impl Reporter {
     /// The reporter's name in metrics.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Session(_) => "engine",
-            Self::Peer(_) => "peer",
-            Self::Sibling(_) => "sibling",
-            Self::DeviceLane => "device_lane",
-        }
+        self.into()
     }
 }
 

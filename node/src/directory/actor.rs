@@ -172,20 +172,15 @@ impl DirectoryActor {
         let answers = answers.unwrap_or_default().into_iter().map(Some).chain(std::iter::repeat(None));
         for (announce, answer) in message.announces.iter().zip(answers) {
             let batch = BatchId::new(message.home, announce);
-            let outcome = match self.outbox.answered(&batch, answer, self.clock.now()) {
-                Answered::Known { changes, lag_ms, moved } => {
-                    self.metrics.changes.inc_by(changes as u64);
-                    if changes > 0 {
-                        self.metrics.lag.observe(lag_ms as f64 / 1e3);
-                    }
-                    moved.into_iter().for_each(|moved| self.tell_moved(moved, ctx));
-                    "known"
+            let answered = self.outbox.answered(&batch, answer, self.clock.now());
+            self.metrics.batches.with_label_values(&[<&str>::from(&answered)]).inc();
+            if let Answered::Known { changes, lag_ms, moved } = answered {
+                self.metrics.changes.inc_by(changes as u64);
+                if changes > 0 {
+                    self.metrics.lag.observe(lag_ms as f64 / 1e3);
                 }
-                Answered::Restarted => "restarted",
-                Answered::Again => "again",
-                Answered::Late => "late",
-            };
-            self.metrics.batches.with_label_values(&[outcome]).inc();
+                moved.into_iter().for_each(|moved| self.tell_moved(moved, ctx));
+            }
         }
         self.look_again(ctx);
     }
@@ -207,13 +202,7 @@ impl DirectoryActor {
 
     fn serve_announce(&mut self, announce: &Announce) -> Announced {
         let answer = self.shard.announce(announce);
-        let outcome = match answer {
-            Announced::Known(_) => "known",
-            Announced::StartAnew => "start_anew",
-            Announced::Later => "later",
-            Announced::OtherIncarnation(_) => "other_incarnation",
-        };
-        self.metrics.announced.with_label_values(&[outcome]).inc();
+        self.metrics.announced.with_label_values(&[<&str>::from(answer)]).inc();
         answer
     }
 

@@ -4,12 +4,13 @@ mod by_peer;
 
 use std::time::Duration;
 
+use larder_core::Arrival;
 use larder_core::exchange::{Closing, Dialler};
-use larder_core::{Arrival, FetchFailure};
 use larder_net::metrics::Label;
 use larder_net::metrics_table;
 use larder_protocol::peer::Class;
 use prometheus::IntGauge;
+use strum::VariantNames;
 
 pub(super) use by_peer::{OTHER, Watched};
 
@@ -38,7 +39,7 @@ metrics_table! {
         round_trip_seconds: Histogram = "larder_peer_round_trip_seconds", "seconds", [],
             "Time of a small request to another node, until its answer"
             in [5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 0.02, 0.1, 0.5, 1.0];
-        stage_seconds: HistogramVec = "larder_peer_stage_seconds", "seconds", [Label::one_of("stage", &Stage::NAMES)],
+        stage_seconds: HistogramVec = "larder_peer_stage_seconds", "seconds", [Label::one_of("stage", Stage::VARIANTS)],
             "Time of blocks between nodes, by stage: at the asker the queue before the thread between nodes, the turn (credits), the answer that says which blocks come, the blocks themselves; at the holder the grant by its actor, the send into the connection, the acknowledgement of the last byte"
             in [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 0.02, 0.1, 0.5];
         fetches_in_flight: IntGauge = "larder_peer_fetches_in_flight", "chunks", [],
@@ -74,7 +75,8 @@ metrics_table! {
 }
 
 /// A part of the time that blocks take from node to node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub(super) enum Stage {
     /// The order waits for the thread between nodes.
     Queue,
@@ -92,15 +94,10 @@ pub(super) enum Stage {
     Acknowledged,
 }
 
-impl Stage {
-    const NAMES: [&str; 7] = ["queue", "turn", "answer", "blocks", "grant", "send", "acknowledged"];
-}
-
 impl ExchangeMetrics {
     /// Counts how long a stage took.
     pub(super) fn took(&self, stage: Stage, took: Duration) {
-        let name = Stage::NAMES[stage as usize];
-        self.stage_seconds.with_label_values(&[name]).observe(took.as_secs_f64());
+        self.stage_seconds.with_label_values(&[<&str>::from(stage)]).observe(took.as_secs_f64());
     }
 
     /// Counts a chunk's result.
@@ -109,12 +106,8 @@ impl ExchangeMetrics {
             Arrival::Here { .. } => "here",
             Arrival::NotHeld => "not_held",
             Arrival::Busy { .. } => "busy",
-            Arrival::Failed(FetchFailure::Unreachable) => "unreachable",
-            Arrival::Failed(FetchFailure::Deadline) => "deadline",
-            Arrival::Failed(FetchFailure::Broken) => "broken",
-            Arrival::Failed(FetchFailure::Malformed) => "malformed",
             Arrival::Damaged => "checksum",
-            Arrival::Failed(FetchFailure::Full) => "full",
+            Arrival::Failed(why) => why.into(),
         };
         self.fetched.with_label_values(&[outcome]).inc();
     }
@@ -145,12 +138,8 @@ impl ExchangeMetrics {
 
     /// Counts how long a fetch waited until its peer could be asked.
     pub(super) fn waited(&self, peer: &str, class: Class, took: Duration) {
-        let class = match class {
-            Class::Decode => "decode",
-            Class::Prefetch => "prefetch",
-        };
         let waited = &self.credit_wait_seconds;
-        waited.with_label_values(&[peer, class]).inc_by(took.as_secs_f64());
+        waited.with_label_values(&[peer, <&str>::from(class)]).inc_by(took.as_secs_f64());
     }
 
     /// Counts a deadline that passed without the answer: `slow` if the peer was heard meanwhile, else `silent`.
@@ -160,22 +149,12 @@ impl ExchangeMetrics {
 
     /// Counts a connection that was made.
     pub(super) fn opened(&self, dialler: Dialler) {
-        let by = match dialler {
-            Dialler::Here => "here",
-            Dialler::There => "there",
-        };
-        self.opened.with_label_values(&[by]).inc();
+        self.opened.with_label_values(&[<&str>::from(dialler)]).inc();
     }
 
     /// Counts a connection that this node closes.
     pub(super) fn closed(&self, why: Closing) {
-        let why = match why {
-            Closing::Idle => "idle",
-            Closing::Bound => "bound",
-            Closing::Double => "double",
-            Closing::Gone => "gone",
-        };
-        self.closed.with_label_values(&[why]).inc();
+        self.closed.with_label_values(&[<&str>::from(why)]).inc();
     }
 
     /// Counts blocks that were given up because their asker did not read them.
@@ -185,7 +164,7 @@ impl ExchangeMetrics {
 
     #[cfg(test)]
     pub(super) fn counted(&self, stage: Stage) -> u64 {
-        self.stage_seconds.with_label_values(&[Stage::NAMES[stage as usize]]).get_sample_count()
+        self.stage_seconds.with_label_values(&[<&str>::from(stage)]).get_sample_count()
     }
 
     #[cfg(test)]

@@ -5,9 +5,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder_core::Millis;
-use larder_core::lookups::{
-    ChunkOutcome, ExplainedLookups, LookupFilter, LookupKind, LookupRecord, NotDelivered, OutcomeRun,
-};
+use larder_core::lookups::{ChunkOutcome, ExplainedLookups, LookupFilter, LookupRecord, OutcomeRun};
 use larder_core::store::ids::TenantId;
 use larder_core::store::{
     ExplainedChain, FoundEvictions, Keeper, OtherNamespace, RememberedEviction, RememberedEvictions, Stay,
@@ -361,16 +359,11 @@ fn lookup_status(
 ) -> LookupStatus {
     let found = record.runs().filter(|(_, run)| matches!(run.outcome, ChunkOutcome::Found(_)));
     let found_chunks = found.map(|(from, run)| u64::from(run.to - from)).sum();
-    let kind = match record.kind {
-        LookupKind::Lookup => "lookup",
-        LookupKind::Prefetch => "prefetch",
-        LookupKind::Lease => "lease",
-    };
     LookupStatus {
         device,
         number: record.number,
         unix_ms: now.unix_ms(record.at),
-        kind: kind.into(),
+        kind: record.kind.to_string(),
         request: record.origin.request.as_deref().map(str::to_owned),
         trace: record.origin.trace_id.map(|id| format!("{:032x}", u128::from_be_bytes(id))),
         tenant,
@@ -432,21 +425,8 @@ fn runs(outcomes: &[OutcomeRun], Remembered { evictions, is_cut }: &Remembered, 
 
 fn outcome_name(outcome: ChunkOutcome) -> &'static str {
     match outcome {
-        ChunkOutcome::Found(_) => "found",
-        ChunkOutcome::BehindGap(_) => "behind_gap",
-        ChunkOutcome::ComputedFaster(_) => "computed_faster",
-        ChunkOutcome::NotAsked => "not_asked",
-        ChunkOutcome::BeingWritten => "being_written",
-        ChunkOutcome::Absent => "never_stored",
-        ChunkOutcome::HomeSilent => "home_silent",
-        ChunkOutcome::NotDelivered(NotDelivered::Silent) => "peer_silent",
-        ChunkOutcome::NotDelivered(NotDelivered::Deadline) => "deadline",
-        ChunkOutcome::NotDelivered(NotDelivered::Busy) => "busy",
-        ChunkOutcome::NotDelivered(NotDelivered::NotHeld) => "not_held",
-        ChunkOutcome::NotDelivered(NotDelivered::Broken) => "broken",
-        ChunkOutcome::NotDelivered(NotDelivered::Damaged) => "damaged",
-        ChunkOutcome::NotDelivered(NotDelivered::Unreadable) => "unreadable",
-        ChunkOutcome::Refused => "refused",
+        ChunkOutcome::NotDelivered(why) => why.into(),
+        _ => outcome.into(),
     }
 }
 

@@ -6,9 +6,11 @@ use std::mem;
 use larder_core::placement::Placement;
 use larder_core::reports::Reporter;
 use larder_core::store::Usage;
+use larder_core::store::policy::PolicyName;
 use larder_core::{Counted, DeviceCopyEnd, LookedUp, Millis};
 use larder_protocol::session::{Checked, Response, Tier};
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec};
+use strum::VariantNames;
 
 use super::rates::{Rates, TenantRates};
 use super::{HIT_TIERS, Metrics, NamespaceMetrics, table};
@@ -76,11 +78,11 @@ impl Metrics {
         let (operations, tiers) = (&self.operations, &self.tiers);
         // These counters exist from the start, so that the first fault is an increase.
         tiers.restarts.with_label_values(&[&device]);
-        for policy in table::POLICIES {
-            tiers.policy_changes.with_label_values(&[&*device, policy]);
+        for policy in PolicyName::ALL {
+            tiers.policy_changes.with_label_values(&[&*device, policy.as_str()]);
         }
         for (by, found) in
-            table::REPORTED_BY.into_iter().flat_map(|by| table::REPORT_FINDINGS.map(|found| (by, found)))
+            Reporter::VARIANTS.iter().flat_map(|&by| table::REPORT_FINDINGS.map(|found| (by, found)))
         {
             operations.damage_reports.with_label_values(&[&*device, by, found]);
         }
@@ -194,12 +196,7 @@ impl ActorMetrics {
 
     /// Counts a report of damage with the node's finding. `found` is `None` if too many chunks are already being verified.
     fn reported(&self, by: &Reporter, found: Option<Checked>) {
-        let found = match found {
-            Some(Checked::Damaged) => "damaged",
-            Some(Checked::Right) => "right",
-            Some(Checked::Nothing) => "nothing",
-            None => "not_examined",
-        };
+        let found = found.map_or("not_examined", Into::into);
         let reports = &self.metrics.operations.damage_reports;
         reports.with_label_values(&[&*self.device, by.name(), found]).inc();
     }

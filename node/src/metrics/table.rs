@@ -1,8 +1,11 @@
 //! Every metric of a node, with its documentation.
 
+use larder_core::reports::Reporter;
+use larder_core::store::policy::PolicyName;
 use larder_net::http::HttpMetrics;
 use larder_net::metrics::{CertificateMetrics, Label, Part as _, ProcessMetrics, Section, TracingMetrics};
 use larder_net::metrics_table;
+use strum::VariantNames;
 
 use crate::directory::DirectoryMetrics;
 use crate::disk::DiskMetrics;
@@ -68,7 +71,7 @@ metrics_table! {
             [TENANT, Label::one_of("how", SESSION_ENDS)],
             "Sessions that ended, or were refused";
         damage_reports: IntCounterVec = "larder_damage_reports_total", "reports",
-            [DEVICE, Label::one_of("by", &REPORTED_BY), Label::one_of("found", &REPORT_FINDINGS)],
+            [DEVICE, Label::one_of("by", Reporter::VARIANTS), Label::one_of("found", &REPORT_FINDINGS)],
             "Reports that the bytes of a chunk differ from the committed bytes, by the node's finding; the node dropped the damaged chunks";
         up: IntGaugeVec = "larder_actor_up", "bool", [DEVICE], "Whether the actor answers";
         build: IntGaugeVec = "larder_build_info", "",
@@ -100,7 +103,7 @@ metrics_table! {
             [DEVICE, Label::one_of("what", &["evictions", "lookups"])],
             "Memory for the last evictions and the hashes of the last lookups; they explain misses and show what another cache would have hit";
         policy_changes: IntCounterVec = "larder_policy_changes_total", "changes",
-            [DEVICE, Label::one_of("to", &POLICIES)],
+            [DEVICE, Label::one_of("to", PolicyName::VARIANTS)],
             "Changes of the eviction policy while the node ran, by the new policy";
         residence_seconds: CounterVec = "larder_evicted_residence_seconds_total", "seconds", [DEVICE],
             "Sum of the times that evicted chunks had been cached; divided by the number of evicted chunks, the mean time";
@@ -216,11 +219,6 @@ const REQUEST: Label = Label::one_of(
     ],
 );
 
-/// Eviction policies: see [`larder_core::store::policy::PolicyName::ALL`].
-pub(super) const POLICIES: [&str; 12] = [
-    "adaptive", "fifo", "filo", "lru", "mru", "lfu", "slru", "priority", "arc", "s3fifo", "sieve", "wtinylfu",
-];
-
 /// The ways in which blocks move between node and engine.
 pub(super) const MOVEMENTS: [&str; 2] = ["leased", "committed"];
 
@@ -235,9 +233,6 @@ pub(super) const DEVICE_COPIES: [&str; 5] = ["loaded", "saved", "promoted", "fai
 
 /// The directions of copies by a device.
 pub(super) const DEVICE_DIRECTIONS: [&str; 4] = ["load", "save", "promotion", "tier"];
-
-/// The reporters of damaged chunks.
-pub(super) const REPORTED_BY: [&str; 4] = ["engine", "peer", "sibling", "device_lane"];
 
 /// The node's findings about a reported chunk. `nothing`: the chunk is not in memory, or is already being verified.
 /// `not_examined`: too many chunks are already being verified.
@@ -259,15 +254,9 @@ pub(super) const SESSION_ENDS: &[&str] = &[
 mod tests {
     use std::collections::BTreeSet;
 
-    use larder_core::store::policy::PolicyName;
     use larder_net::metrics::{Kind, Metric};
 
     use super::*;
-
-    #[test]
-    fn the_label_of_policies_has_every_policy() {
-        assert_eq!(POLICIES, PolicyName::ALL.map(PolicyName::as_str));
-    }
 
     #[test]
     fn names_are_unique_and_follow_prometheus_rules() {

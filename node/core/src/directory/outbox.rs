@@ -106,7 +106,8 @@ pub struct BatchId {
 }
 
 /// The result of an answer to a batch.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Answered {
     /// The home knows the batch.
     Known {

@@ -36,7 +36,8 @@ pub struct Connections {
 pub struct ConnectionId(u64);
 
 /// The side that dialed a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Dialler {
     /// This node.
     Here,
@@ -45,7 +46,8 @@ pub enum Dialler {
 }
 
 /// Why a connection is closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Closing {
     /// Nobody used it for a while.
     Idle,

@@ -22,7 +22,7 @@ mod wtinylfu;
 use std::fmt;
 use std::num::NonZeroU32;
 
-use strum::{Display, EnumMessage, EnumString, IntoStaticStr, VariantArray};
+use strum::{Display, EnumMessage, EnumString, IntoStaticStr, VariantArray, VariantNames};
 
 use super::ids::ChunkNumber;
 use queued::Queued;
@@ -115,6 +115,7 @@ pub enum Verdict {
     EnumString,
     IntoStaticStr,
     VariantArray,
+    VariantNames,
 )]
 #[strum(serialize_all = "lowercase", parse_err_fn = unknown, parse_err_ty = UnknownPolicy)]
 pub enum PolicyName {
@@ -147,7 +148,7 @@ pub enum PolicyName {
 
 impl PolicyName {
     /// Every policy there is.
-    pub const ALL: [Self; 12] = *Self::VARIANTS.first_chunk().expect("there are twelve");
+    pub const ALL: [Self; 12] = *<Self as VariantArray>::VARIANTS.first_chunk().expect("there are twelve");
 
     /// The policy's name in configuration, commands and metrics.
     pub fn as_str(self) -> &'static str {

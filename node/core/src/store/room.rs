@@ -19,7 +19,8 @@ use crate::Millis;
 use crate::placement::{Saves, goes_before_read};
 
 /// Why chunks were evicted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum EvictionReason {
     /// More was cached than the capacity or the high watermark allows.
     Watermark,
