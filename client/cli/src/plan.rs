@@ -52,8 +52,9 @@ pub struct Tiers {
 }
 
 /// The way in which the nodes of a cluster work together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, ValueEnum, strum::Display)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Sharing {
     /// Nodes share nothing; each request goes to the node that recomputed the fewest tokens lately
     Local,
@@ -146,17 +147,6 @@ impl Sharing {
     /// Whether nodes read each other's chunks.
     pub fn shares(self) -> bool {
         matches!(self, Self::Shared | Self::RoutedShared)
-    }
-}
-
-impl fmt::Display for Sharing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Local => "local",
-            Self::Routed => "routed",
-            Self::Shared => "shared",
-            Self::RoutedShared => "routed-shared",
-        })
     }
 }
 

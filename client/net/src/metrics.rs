@@ -45,7 +45,8 @@ pub struct Metric {
 }
 
 /// A kind of metric.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Kind {
     /// The value only grows.
     Counter,
@@ -114,11 +115,7 @@ impl Kind {
 
     /// The kind's name in Prometheus' text format.
     pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram(_) => "histogram",
-        }
+        self.into()
     }
 }
 

@@ -43,7 +43,8 @@ pub struct Sampler {
 }
 
 /// The side of a call that a span describes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum SpanKind {
     /// The asking side: the other process answers.
     Client,
@@ -130,7 +131,7 @@ impl Trace {
 
     /// Makes a span. All spans come from one callsite and have the same fields; unset fields cost nothing.
     fn span(kind: SpanKind, name: &'static str, parent: Parent<'_>) -> Self {
-        let kind = kind.name();
+        let kind: &'static str = kind.into();
         let id = match parent {
             Parent::Here(span) => span.id(),
             Parent::Nobody | Parent::Remote(_) => None,
@@ -163,16 +164,6 @@ impl fmt::Debug for Trace {
         match self.context() {
             Some(context) => write!(f, "Trace({context})"),
             None => f.write_str("Trace(none)"),
-        }
-    }
-}
-
-impl SpanKind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::Server => "server",
-            Self::Internal => "internal",
         }
     }
 }
