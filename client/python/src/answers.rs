@@ -110,30 +110,6 @@ impl Found {
     }
 }
 
-#[pymethods]
-impl Progress {
-    fn __repr__(&self) -> String {
-        let Self { tokens_in_place, tokens_expected, is_done } = self;
-        format!(
-            "Progress(tokens_in_place={tokens_in_place}, tokens_expected={tokens_expected}, is_done={is_done})"
-        )
-    }
-}
-
-#[pymethods]
-impl Pinned {
-    fn __repr__(&self) -> String {
-        format!("Pinned(pin={}, chunks={}, seconds={})", self.pin, self.chunks, self.seconds)
-    }
-}
-
-#[pymethods]
-impl Stats {
-    fn __repr__(&self) -> String {
-        let Self { bytes_read, bytes_written, bytes_verified, blocks_damaged } = self;
-        format!(
-            "Stats(bytes_read={bytes_read}, bytes_written={bytes_written}, bytes_verified={bytes_verified}, \
-             blocks_damaged={blocks_damaged})"
-        )
-    }
-}
+repr!(Progress(tokens_in_place, tokens_expected, is_done));
+repr!(Pinned(pin, chunks, seconds));
+repr!(Stats(bytes_read, bytes_written, bytes_verified, blocks_damaged));

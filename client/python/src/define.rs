@@ -1,4 +1,4 @@
-//! Makes two Python classes from one definition of a session's requests.
+//! Makes two Python classes from one definition of a session's requests, and the text of classes.
 
 /// Makes `Session`, for threads, and `AsyncSession`, for asyncio, from the given requests. Each request is a method of [`Open`]
 /// that checks Python's arguments. `client/python/stub` takes the types of the stub file from the signatures.
@@ -116,6 +116,21 @@ macro_rules! sessions {
                     Ok(session) => format!("<larder_kv.{class} with {}>", session.node()),
                     Err(_) => format!("<larder_kv.{class}, closed or of another process>"),
                 }
+            }
+        }
+    };
+}
+
+/// Gives a class the text `Class(field=value, ...)`.
+macro_rules! repr {
+    ($class:ident($first:ident $(, $field:ident)*)) => {
+        #[pymethods]
+        impl $class {
+            fn __repr__(&self) -> String {
+                format!(
+                    concat!(stringify!($class), "(", stringify!($first), "={}" $(, ", ", stringify!($field), "={}")*, ")"),
+                    self.$first $(, self.$field)*
+                )
             }
         }
     };

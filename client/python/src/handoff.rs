@@ -192,10 +192,4 @@ impl Follow {
     }
 }
 
-#[pymethods]
-impl InPlace {
-    fn __repr__(&self) -> String {
-        let Self { chunks, layers, is_whole } = self;
-        format!("InPlace(chunks={chunks}, layers={layers}, is_whole={is_whole})")
-    }
-}
+repr!(InPlace(chunks, layers, is_whole));
