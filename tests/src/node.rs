@@ -1,5 +1,6 @@
 //! A node as a process of its own.
 
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
@@ -40,14 +41,6 @@ impl NodeProcess {
         Ok(())
     }
 
-    /// The sum of all samples in the node's metrics whose line begins with `beginning`.
-    ///
-    /// # Panics
-    /// Panics if the node does not answer.
-    pub fn metric(&self, beginning: &str) -> f64 {
-        self.server.metric(beginning)
-    }
-
     /// Starts a node with one tenant and an arena of 16 MiB in extents of 2 MiB.
     ///
     /// # Errors
@@ -61,32 +54,9 @@ impl NodeProcess {
         self.dir.path().join(format!("{name}.sock"))
     }
 
-    /// The node's process id.
-    pub fn pid(&self) -> u32 {
-        self.server.pid()
-    }
-
-    /// The node's log so far.
-    pub fn log(&self) -> String {
-        self.server.log()
-    }
-
     /// The directory that `{dir}` stands for.
     pub fn dir(&self) -> &Path {
         self.dir.path()
-    }
-
-    /// The address on which the node serves HTTP.
-    pub fn http(&self) -> &str {
-        self.server.http()
-    }
-
-    /// The body at an HTTP path.
-    ///
-    /// # Errors
-    /// Fails if the node does not answer.
-    pub fn get(&self, path: &str) -> anyhow::Result<String> {
-        self.server.get(path)
     }
 
     /// A field of the first actor's status.
@@ -110,6 +80,14 @@ impl NodeProcess {
     /// Fails if the node cannot be signalled.
     pub fn stop(self) -> anyhow::Result<ExitStatus> {
         self.server.stop()
+    }
+}
+
+impl Deref for NodeProcess {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        &self.server
     }
 }
 
