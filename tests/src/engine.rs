@@ -6,7 +6,7 @@ use std::any::Any;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 use larder_ipc::Mapping;
@@ -21,10 +21,11 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use self::trouble::Trouble;
 use crate::content::{BLOCK_BYTES, block, prompt};
 use crate::raw::{RawSession, commit, hello, reserve};
+use crate::server::Killed;
 
 /// A running engine process. Dropping it kills it.
 pub struct EngineProcess {
-    child: Child,
+    child: Killed,
 }
 
 impl EngineProcess {
@@ -43,12 +44,12 @@ impl EngineProcess {
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         anyhow::ensure!(line == "done\n", "the engine could not {deed}");
-        Ok(Self { child })
+        Ok(Self { child: Killed(child) })
     }
 
     /// The process id.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 
     /// Ends the process with SIGKILL and waits until it is gone.
@@ -56,17 +57,7 @@ impl EngineProcess {
     /// # Errors
     /// Fails if the process cannot be killed.
     pub fn kill(mut self) -> anyhow::Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
-    }
-}
-
-impl Drop for EngineProcess {
-    fn drop(&mut self) {
-        // Both fail only if the process has ended already.
-        _ = self.child.kill();
-        _ = self.child.wait();
+        self.child.kill()
     }
 }
 

@@ -2,19 +2,20 @@
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::server::Killed;
 use crate::tls::Authority;
 use crate::wait;
 
 /// A running etcd. Dropping it kills it.
 pub struct Etcd {
     command: Command,
-    child: Child,
+    child: Killed,
     url: String,
     // Last: the directory is removed when etcd no longer writes there.
     _dir: TempDir,
@@ -92,7 +93,7 @@ impl Etcd {
         command.args(["--unsafe-no-fsync", "--logger", "zap"]).stdout(Stdio::null()).stderr(Stdio::null());
         command.args(flags.iter().flat_map(|(flag, value)| [*flag, value.as_str()])).args(more);
         let child = match command.spawn() {
-            Ok(child) => child,
+            Ok(child) => Killed(child),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
@@ -105,22 +106,13 @@ impl Etcd {
     /// Fails if etcd cannot be started.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.child.kill()?;
-        self.child.wait()?;
-        self.child = self.command.spawn()?;
+        self.child = Killed(self.command.spawn()?);
         Ok(())
     }
 
     /// The address for clients.
     pub fn url(&self) -> &str {
         &self.url
-    }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        // Both fail only if etcd has ended already.
-        _ = self.child.kill();
-        _ = self.child.wait();
     }
 }
 

@@ -3,19 +3,20 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context as _, ensure};
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::etcd::Etcd;
+use crate::server::Killed;
 use crate::tls::Authority;
 use crate::wait;
 
 /// A running API server with the namespace `larder`. Dropping it kills it.
 pub struct RealApiServer {
-    child: Child,
+    _child: Killed,
     url: String,
     _etcd: Etcd,
     // Last: the directory is removed when no process writes there any more.
@@ -66,7 +67,8 @@ impl RealApiServer {
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()?;
-        let server = Self { child, url: format!("https://127.0.0.1:{port}"), _etcd: etcd, dir };
+        let server =
+            Self { _child: Killed(child), url: format!("https://127.0.0.1:{port}"), _etcd: etcd, dir };
         let made = || server.kubectl(&["create", "namespace", "larder"]).ok();
         wait::until("the API server serves", made);
         Ok(Some(server))
@@ -114,14 +116,6 @@ impl RealApiServer {
         });
         fs::write(&path, config.to_string())?;
         Ok(path)
-    }
-}
-
-impl Drop for RealApiServer {
-    fn drop(&mut self) {
-        // Both fail only if the server has ended already.
-        _ = self.child.kill();
-        _ = self.child.wait();
     }
 }
 

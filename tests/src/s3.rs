@@ -3,13 +3,15 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 
+use crate::server::Killed;
+
 /// The server, with an empty bucket `larder`. Dropping it kills it.
 pub struct S3Server {
-    process: Child,
+    process: Killed,
     address: String,
 }
 
@@ -32,7 +34,7 @@ impl S3Server {
         // A thread reads its later output, so that the server never waits for a reader.
         std::thread::spawn(move || lines.for_each(drop));
         let address = address.context("the server does not say its address")?.trim().to_owned();
-        let server = Self { process, address };
+        let server = Self { process: Killed(process), address };
         server.make_bucket()?;
         Ok(Some(server))
     }
@@ -57,9 +59,7 @@ impl S3Server {
     /// # Errors
     /// Fails if the server cannot be signalled.
     pub fn kill(&mut self) -> anyhow::Result<()> {
-        self.process.kill()?;
-        self.process.wait()?;
-        Ok(())
+        self.process.kill()
     }
 
     fn make_bucket(&self) -> anyhow::Result<()> {
@@ -76,12 +76,5 @@ impl S3Server {
         stream.read_to_string(&mut said)?;
         ensure!(said.starts_with("HTTP/1.1 200"), "no bucket was made: {said}");
         Ok(())
-    }
-}
-
-impl Drop for S3Server {
-    fn drop(&mut self) {
-        // The server may be gone already.
-        let _ = self.kill();
     }
 }

@@ -12,11 +12,30 @@ use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+/// A process. Dropping it kills it, and waits until it is gone.
+pub(crate) struct Killed(pub(crate) Child);
+
 /// A running server. Dropping it kills it.
 pub struct Server {
-    child: Child,
+    child: Killed,
     log: PathBuf,
     ready: Value,
+}
+
+impl Killed {
+    /// Ends the process with SIGKILL and waits until it is gone.
+    pub(crate) fn kill(&mut self) -> anyhow::Result<()> {
+        self.0.kill()?;
+        self.0.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It fails only if the process has ended already.
+        _ = self.kill();
+    }
 }
 
 impl Server {
@@ -40,7 +59,7 @@ impl Server {
         environment: &[(String, String)],
     ) -> anyhow::Result<Self> {
         let mut started = Self::spawn(program, kind, config, environment, Stdio::piped())?;
-        let stdout = started.child.stdout.take().context("the server has no standard output")?;
+        let stdout = started.child.0.stdout.take().context("the server has no standard output")?;
         let (said, line) = mpsc::channel();
         std::thread::spawn(move || {
             let mut line = String::new();
@@ -84,7 +103,7 @@ impl Server {
             // Ctrl-C at a terminal goes only to the test, which then ends the processes that it started.
             .process_group(0)
             .spawn()?;
-        Ok(Self { child, log, ready: Value::Null })
+        Ok(Self { child: Killed(child), log, ready: Value::Null })
     }
 
     /// How the server ended; `None` while it runs.
@@ -92,12 +111,12 @@ impl Server {
     /// # Errors
     /// Fails if the system does not say.
     pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
-        Ok(self.child.try_wait()?)
+        Ok(self.child.0.try_wait()?)
     }
 
     /// The server's process id.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 
     /// The server's log so far, including that of earlier processes with the same config file.
@@ -150,9 +169,7 @@ impl Server {
     /// # Errors
     /// Fails if the server cannot be killed.
     pub fn kill(&mut self) -> anyhow::Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
+        self.child.kill()
     }
 
     /// Stops the server as an operator would.
@@ -161,15 +178,7 @@ impl Server {
     /// Fails if the server cannot be signalled.
     pub fn stop(mut self) -> anyhow::Result<ExitStatus> {
         self.signal(Signal::TERM)?;
-        Ok(self.child.wait()?)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Both fail only if the server has ended already.
-        _ = self.child.kill();
-        _ = self.child.wait();
+        Ok(self.child.0.wait()?)
     }
 }
 
