@@ -148,7 +148,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let socket = sockets.get(TENANT).context("the node has no socket")?;
         let engine = SessionBench::connect(socket, &placement, rounds)?;
         for (name, bench) in SESSION_BENCHES.iter().filter(|(name, _)| wanted(name)) {
-            measurements.push(bench(&engine).with_context(|| format!("cannot measure {name}"))?);
+            measurements.push(bench(&engine, name).with_context(|| format!("cannot measure {name}"))?);
         }
         for (name, engines) in MANY_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
             measurements.extend(engine.lookup_by_many(name, engines)?);
@@ -356,47 +356,27 @@ fn node_options() -> anyhow::Result<DevOptions> {
     Ok(DevOptions { arena_bytes: Some(768 << 20), extent_bytes: Some(64 << 20), ..DevOptions::new()? })
 }
 
-type SessionMeasure = fn(&SessionBench) -> anyhow::Result<Measurement>;
+type SessionMeasure = fn(&SessionBench, &str) -> anyhow::Result<Measurement>;
 
 /// The benches of one engine's session, in the order in which they run.
 const SESSION_BENCHES: [(&str, SessionMeasure); 17] = [
-    ("lookup_100_chunks", |session| session.lookup("lookup_100_chunks")),
-    ("lookup_100_chunks_one_cpu", |session| {
-        session.on_one_cpu(|session| session.lookup("lookup_100_chunks_one_cpu"))
-    }),
-    ("lease_100_chunks", |session| session.lease("lease_100_chunks")),
-    ("lease_100_chunks_one_cpu", |session| {
-        session.on_one_cpu(|session| session.lease("lease_100_chunks_one_cpu"))
-    }),
-    ("get_256KiB", |session| session.get("get_256KiB", 256 << 10, 1)),
-    ("get_4MiB", |session| session.get("get_4MiB", 4 << 20, 1)),
-    ("get_32MiB", |session| session.get("get_32MiB", 32 << 20, 1)),
-    ("get_16x256KiB", |session| session.get("get_16x256KiB", 256 << 10, 16)),
-    ("get_32MiB_by_two_threads", |session| {
-        session.get_by_two_threads("get_32MiB_by_two_threads", 32 << 20, 1)
-    }),
-    ("get_128x256KiB_by_two_threads", |session| {
-        session.get_by_two_threads("get_128x256KiB_by_two_threads", 256 << 10, 128)
-    }),
-    ("get_4KiB_verify_sample", |session| {
-        session.get_verified("get_4KiB_verify_sample", 4 << 10, Verify::Sample)
-    }),
-    ("get_4KiB_verify_always", |session| {
-        session.get_verified("get_4KiB_verify_always", 4 << 10, Verify::Always)
-    }),
-    ("get_256KiB_verify_sample", |session| {
-        session.get_verified("get_256KiB_verify_sample", 256 << 10, Verify::Sample)
-    }),
-    ("get_256KiB_verify_always", |session| {
-        session.get_verified("get_256KiB_verify_always", 256 << 10, Verify::Always)
-    }),
-    ("get_4MiB_verify_sample", |session| {
-        session.get_verified("get_4MiB_verify_sample", 4 << 20, Verify::Sample)
-    }),
-    ("get_4MiB_verify_always", |session| {
-        session.get_verified("get_4MiB_verify_always", 4 << 20, Verify::Always)
-    }),
-    ("put_4MiB", |session| session.put("put_4MiB", 4 << 20)),
+    ("lookup_100_chunks", |session, name| session.lookup(name)),
+    ("lookup_100_chunks_one_cpu", |session, name| session.on_one_cpu(|session| session.lookup(name))),
+    ("lease_100_chunks", |session, name| session.lease(name)),
+    ("lease_100_chunks_one_cpu", |session, name| session.on_one_cpu(|session| session.lease(name))),
+    ("get_256KiB", |session, name| session.get(name, 256 << 10, 1)),
+    ("get_4MiB", |session, name| session.get(name, 4 << 20, 1)),
+    ("get_32MiB", |session, name| session.get(name, 32 << 20, 1)),
+    ("get_16x256KiB", |session, name| session.get(name, 256 << 10, 16)),
+    ("get_32MiB_by_two_threads", |session, name| session.get_by_two_threads(name, 32 << 20, 1)),
+    ("get_128x256KiB_by_two_threads", |session, name| session.get_by_two_threads(name, 256 << 10, 128)),
+    ("get_4KiB_verify_sample", |session, name| session.get_verified(name, 4 << 10, Verify::Sample)),
+    ("get_4KiB_verify_always", |session, name| session.get_verified(name, 4 << 10, Verify::Always)),
+    ("get_256KiB_verify_sample", |session, name| session.get_verified(name, 256 << 10, Verify::Sample)),
+    ("get_256KiB_verify_always", |session, name| session.get_verified(name, 256 << 10, Verify::Always)),
+    ("get_4MiB_verify_sample", |session, name| session.get_verified(name, 4 << 20, Verify::Sample)),
+    ("get_4MiB_verify_always", |session, name| session.get_verified(name, 4 << 20, Verify::Always)),
+    ("put_4MiB", |session, name| session.put(name, 4 << 20)),
 ];
 
 /// Benches by name, with their number of engines.
