@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use larder_net::addresses::address;
 use larder_net::config_file;
+use larder_net::failure::Failure;
 use larder_net::line_file::RecordConfig;
 use larder_net::quic::CredentialFiles;
-use larder_net::trace::{InvalidEndpoint, TracingConfig};
+use larder_net::trace::TracingConfig;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
@@ -125,108 +126,17 @@ pub enum Backend {
     Kubernetes,
 }
 
-/// Why a config file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the config file {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// The file is not TOML, or a key or value is unknown.
-    #[error("the config file {} is wrong", path.display())]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// The fault and its place.
-        source: toml::de::Error,
-    },
-    /// Times that contradict each other.
-    #[error(
-        "membership: heartbeat_ms ({heartbeat_ms}) < suspect_after_ms ({suspect_after_ms}) < remove_after_ms ({remove_after_ms}) and remove_reported_after_ms ({remove_reported_after_ms}) must hold, and heartbeat_ms be at least 1"
-    )]
-    Impatient {
-        /// The value found.
-        heartbeat_ms: u64,
-        /// The value found.
-        suspect_after_ms: u64,
-        /// The value found.
-        remove_reported_after_ms: u64,
-        /// The value found.
-        remove_after_ms: u64,
-    },
-    /// Times of the election that contradict each other.
-    #[error(
-        "election: retry_ms ({retry_ms}) < renew_within_ms ({renew_within_ms}) < lease_ms ({lease_ms}) must hold, and retry_ms be at least 1"
-    )]
-    Hasty {
-        /// The value found.
-        retry_ms: u64,
-        /// The value found.
-        renew_within_ms: u64,
-        /// The value found.
-        lease_ms: u64,
-    },
-    /// No address of etcd is given.
-    #[error("election: name etcd's members, as endpoints = [\"http://etcd.example:2379\"]")]
-    NoEndpoints,
-    /// URLs with `https` lack the authorities, or URLs without `https` have them.
-    #[error(
-        "election: endpoints that begin with https:// need `ca`, and only they have `ca`, `certificate` and `key`"
-    )]
-    NoTrust,
-    /// An address of etcd is no URL.
-    #[error("election: `{found}` in endpoints is no URL of etcd, such as http://etcd.example:2379")]
-    NoUrl {
-        /// The value found.
-        found: String,
-    },
-    /// The key in etcd, or the Lease, has no name.
-    #[error("election: name must not be empty")]
-    NoName,
-    /// The address for others is no host.
-    #[error(
-        "election: advertise is `{found}`: set it to the name or IP address of this host, without a port; the ports are those of [peer] and [http]"
-    )]
-    NoHost {
-        /// The value found.
-        found: String,
-    },
-    /// A certificate lacks its key, or a user the password; or the other way round.
-    #[error("election: give both or none of `certificate` and `key`, and of `user` and `password_file`")]
-    HalfIdentity,
-    /// Some of the settings of the console's admin are missing.
-    #[error(
-        "[http] console_admin_token_file, console_admin_certificate and console_admin_key go together: set all three, or none"
-    )]
-    HalfAdmin,
-    /// A fraction outside of 0 to 1.
-    #[error("`tracing.sample_ratio` is {found}: set it to between 0 and 1")]
-    SampleRatio {
-        /// The number found.
-        found: f64,
-    },
-    /// The size of a file is 0.
-    #[error("audit: max_bytes must be at least 1")]
-    NoRoom,
-    /// Spans cannot be sent to the endpoint.
-    #[error(transparent)]
-    TracingEndpoint(#[from] InvalidEndpoint),
-}
-
 impl Config {
     /// Reads a config file.
     ///
     /// # Errors
-    /// [`ConfigError`]: the file cannot be read, or says something impossible.
-    pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            config_file::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        let config: Self =
-            toml::from_str(&text).map_err(|source| ConfigError::Parse { path: path.to_owned(), source })?;
+    /// The file cannot be read, or says something impossible.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let shown = path.display();
+        let text = config_file::read(path)
+            .map_err(|error| Failure::because(error, format!("cannot read the config file {shown}")))?;
+        let config: Self = toml::from_str(&text)
+            .map_err(|error| Failure::because(error, format!("the config file {shown} is wrong")))?;
         config.check()?;
         Ok(config)
     }
@@ -234,41 +144,44 @@ impl Config {
     /// Whether a coordinator can work with this configuration.
     ///
     /// # Errors
-    /// [`ConfigError`]: it says something impossible.
-    pub fn check(&self) -> Result<(), ConfigError> {
+    /// It says something impossible.
+    pub fn check(&self) -> Result<(), Failure> {
         let Patience { heartbeat_ms, suspect_after_ms, remove_after_ms, remove_reported_after_ms, .. } =
             self.membership;
         let removed_ms = remove_after_ms.min(remove_reported_after_ms);
         if !(0 < heartbeat_ms && heartbeat_ms < suspect_after_ms && suspect_after_ms < removed_ms) {
-            return Err(ConfigError::Impatient {
-                heartbeat_ms,
-                suspect_after_ms,
-                remove_reported_after_ms,
-                remove_after_ms,
-            });
+            return Err(Failure::new(format!(
+                "membership: heartbeat_ms ({heartbeat_ms}) < suspect_after_ms ({suspect_after_ms}) < remove_after_ms ({remove_after_ms}) and remove_reported_after_ms ({remove_reported_after_ms}) must hold, and heartbeat_ms be at least 1"
+            )));
         }
         let ElectionConfig { backend, lease_ms, renew_within_ms, retry_ms, .. } = self.election;
         if !(0 < retry_ms && retry_ms < renew_within_ms && renew_within_ms < lease_ms) {
-            return Err(ConfigError::Hasty { retry_ms, renew_within_ms, lease_ms });
+            return Err(Failure::new(format!(
+                "election: retry_ms ({retry_ms}) < renew_within_ms ({renew_within_ms}) < lease_ms ({lease_ms}) must hold, and retry_ms be at least 1"
+            )));
         }
         self.election.check_names()?;
         if backend == Backend::Etcd {
             self.election.check_etcd()?;
         }
         if self.audit.as_ref().is_some_and(|audit| audit.max_bytes.0 == 0) {
-            return Err(ConfigError::NoRoom);
+            return Err(Failure::new("audit: max_bytes must be at least 1"));
         }
         let http = &self.http;
         let admin =
             [&http.console_admin_token_file, &http.console_admin_certificate, &http.console_admin_key];
         if !matches!(admin.into_iter().flatten().count(), 0 | 3) {
-            return Err(ConfigError::HalfAdmin);
+            return Err(Failure::new(
+                "[http] console_admin_token_file, console_admin_certificate and console_admin_key go together: set all three, or none",
+            ));
         }
         let found = self.tracing.sample_ratio;
         if !(0.0..=1.0).contains(&found) {
-            return Err(ConfigError::SampleRatio { found });
+            return Err(Failure::new(format!(
+                "`tracing.sample_ratio` is {found}: set it to between 0 and 1"
+            )));
         }
-        self.tracing.url()?;
+        self.tracing.url().map_err(|error| Failure::new(error.to_string()))?;
         Ok(())
     }
 }
@@ -288,33 +201,43 @@ impl ElectionConfig {
         Timing { lease_ms, renew_within_ms, retry_ms, silence_ms }
     }
 
-    fn check_names(&self) -> Result<(), ConfigError> {
+    fn check_names(&self) -> Result<(), Failure> {
         if self.name.is_empty() {
-            return Err(ConfigError::NoName);
+            return Err(Failure::new("election: name must not be empty"));
         }
         match &self.advertise {
-            Some(host) if !is_host(host) => Err(ConfigError::NoHost { found: host.clone() }),
+            Some(host) if !is_host(host) => Err(Failure::new(format!(
+                "election: advertise is `{host}`: set it to the name or IP address of this host, without a port; the ports are those of [peer] and [http]"
+            ))),
             _ => Ok(()),
         }
     }
 
-    fn check_etcd(&self) -> Result<(), ConfigError> {
+    fn check_etcd(&self) -> Result<(), Failure> {
         let Some(endpoints) = self.endpoints.as_ref().filter(|endpoints| !endpoints.is_empty()) else {
-            return Err(ConfigError::NoEndpoints);
+            return Err(Failure::new(
+                "election: name etcd's members, as endpoints = [\"http://etcd.example:2379\"]",
+            ));
         };
         if let Some(found) = endpoints.iter().find(|endpoint| !is_url_of_etcd(endpoint)) {
-            return Err(ConfigError::NoUrl { found: found.clone() });
+            return Err(Failure::new(format!(
+                "election: `{found}` in endpoints is no URL of etcd, such as http://etcd.example:2379"
+            )));
         }
         let is_secret = |endpoint: &String| endpoint.starts_with("https://");
         if !endpoints.iter().all(|endpoint| is_secret(endpoint) == self.ca.is_some())
             || (self.ca.is_none() && self.certificate.is_some())
         {
-            return Err(ConfigError::NoTrust);
+            return Err(Failure::new(
+                "election: endpoints that begin with https:// need `ca`, and only they have `ca`, `certificate` and `key`",
+            ));
         }
         if self.certificate.is_some() != self.key.is_some()
             || self.user.is_some() != self.password_file.is_some()
         {
-            return Err(ConfigError::HalfIdentity);
+            return Err(Failure::new(
+                "election: give both or none of `certificate` and `key`, and of `user` and `password_file`",
+            ));
         }
         Ok(())
     }
@@ -397,7 +320,7 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Result<Config, ConfigError> {
+    fn read(text: &str) -> Result<Config, Failure> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("coordinator.toml");
         std::fs::write(&path, text).unwrap();
@@ -442,13 +365,12 @@ mod tests {
         for (scheme, more) in
             [("https", ""), ("http", "ca = 'ca.pem'"), ("http", "certificate = 'c'\nkey = 'k'")]
         {
-            assert!(matches!(etcd(scheme, more), Err(ConfigError::NoTrust)), "{scheme} {more}");
+            let error = etcd(scheme, more).unwrap_err().to_string();
+            assert!(error.contains("that begin with https:// need `ca`"), "{scheme} {more}: {error}");
         }
         for more in ["key = 'k'", "user = 'larder'", "password_file = 'p'"] {
-            assert!(matches!(
-                etcd("https", &format!("ca = 'ca.pem'\n{more}")),
-                Err(ConfigError::HalfIdentity)
-            ));
+            let error = etcd("https", &format!("ca = 'ca.pem'\n{more}")).unwrap_err().to_string();
+            assert!(error.contains("give both or none"), "{more}: {error}");
         }
         assert!(etcd("https", "ca = 'ca.pem'\nuser = 'larder'\npassword_file = 'p'").is_ok());
     }
@@ -465,7 +387,8 @@ mod tests {
             let error = advertise(host).unwrap_err();
             assert!(error.to_string().contains("without a port"), "{host}: {error}");
         }
-        assert!(matches!(read("[election]\nname = ''"), Err(ConfigError::NoName)));
+        let error = read("[election]\nname = ''").unwrap_err();
+        assert_eq!(error.to_string(), "election: name must not be empty");
         let etcd =
             |url: &str| read(&format!("[election]\nbackend = 'etcd'\nendpoints = ['http://a:1', '{url}']"));
         for url in [
@@ -491,7 +414,8 @@ mod tests {
         let two = format!("{one}console_admin_certificate = \"a.pem\"\n");
         let three = format!("{two}console_admin_token_file = \"token\"\n");
         for text in [one, &two] {
-            assert!(matches!(read(text), Err(ConfigError::HalfAdmin)), "{text}");
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains("go together: set all three, or none"), "{text}: {error}");
         }
         read(&three).unwrap();
     }

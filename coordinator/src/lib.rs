@@ -23,7 +23,7 @@ pub mod state;
 mod tokenizer;
 mod uptime;
 
-pub use config::{Backend, Config, ConfigError, ElectionConfig, HttpConfig, PeerConfig, StateConfig};
+pub use config::{Backend, Config, ElectionConfig, HttpConfig, PeerConfig, StateConfig};
 pub use http::{LostStatus, NodeHeld, NodeStatus, PrefixAnswer, PrefixHeld, Status};
 pub use metrics::COORDINATOR;
 pub use published::Published;

@@ -7,7 +7,8 @@
 //! - [`config_file`]: reads configuration files; [`reload`]: changes of a configuration file while a server runs.
 //! - [`audit`], [`line_file`]: logs of what happened, a line of JSON each; [`log_paths`]: checks their paths; [`warnings`]: how
 //!   often a warning is repeated.
-//! - [`sizes`], [`addresses`]: values in configuration files; [`blocking`]: work that takes its time.
+//! - [`sizes`], [`addresses`]: values in configuration files; [`blocking`]: work that takes its time; [`failure`]: an error that is
+//!   only told.
 //! - [`metrics`]: one table, from which a server's metrics are made; [`trace`]: spans and their export.
 
 pub mod addresses;
@@ -15,6 +16,7 @@ pub mod audit;
 pub mod blocking;
 pub mod config_file;
 pub mod coordinator_client;
+pub mod failure;
 pub mod http;
 pub mod keepalive;
 pub mod line_file;

@@ -5,7 +5,7 @@
 //! server does at most one of two.
 
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Limited};
@@ -15,8 +15,9 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::{GetParams, Patch, PatchParams, PostParams, Request, Resource as _, ResourceExt as _};
 use kube::client::Body;
-use kube::config::{Config, InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
+use larder_net::failure::Failure;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
 
@@ -33,140 +34,30 @@ pub struct Kubernetes {
     paused_until: Cell<Option<Instant>>,
 }
 
-/// Why a Lease cannot be used, or why nobody knows whether it was written.
-#[derive(Debug, thiserror::Error)]
-pub enum KubernetesError {
-    /// The API server's address is not given anywhere.
-    #[error(
-        "cannot find the API server of Kubernetes: run in a pod with the token of a service account, or name a file in KUBECONFIG or `[election] kubeconfig`"
-    )]
-    NoConfig(#[source] Box<InferConfigError>),
-    /// The kubeconfig cannot be used.
-    #[error("cannot use the kubeconfig {}", path.display())]
-    Kubeconfig {
-        /// The file.
-        path: PathBuf,
-        /// Its fault.
-        source: Box<KubeconfigError>,
-    },
-    /// No client can be made from this configuration.
-    #[error("cannot reach the API server with this configuration")]
-    Client(#[source] Box<kube::Error>),
-    /// The API server does not answer.
-    #[error("the API server does not answer")]
-    NoAnswer(#[source] Box<kube::Error>),
-    /// An answer is incomplete, or does not end.
-    #[error("the API server's answer cannot be read")]
-    Answer(#[source] Trouble),
-    /// The API server does not know the account.
-    #[error(
-        "the API server does not know this account (401): is its token mounted, and is it still valid? {message}"
-    )]
-    Unauthorized {
-        /// The server's words.
-        message: String,
-    },
-    /// The account lacks the right.
-    #[error(
-        "this account may not {verb} the Lease {name} in the namespace {namespace} (403): bind it to a Role with the rule {}. {message}",
-        rule(verb, name)
-    )]
-    Forbidden {
-        /// The missing right.
-        verb: &'static str,
-        /// The Lease.
-        name: String,
-        /// Its namespace.
-        namespace: String,
-        /// The server's words.
-        message: String,
-    },
-    /// The namespace is missing.
-    #[error(
-        "there is no namespace {namespace} for the Lease {name} (404): make it, or name another one. {message}"
-    )]
-    NoNamespace {
-        /// The namespace.
-        namespace: String,
-        /// The Lease.
-        name: String,
-        /// The server's words.
-        message: String,
-    },
-    /// The API server has too much to do.
-    #[error("the API server has too much to do ({status}){}", pause.map(|pause| format!("; the coordinator waits {pause:?}")).unwrap_or_default())]
-    Busy {
-        /// 429 or 503.
-        status: u16,
-        /// The time for which nothing is asked.
-        pause: Option<Duration>,
-    },
-    /// Any other refusal.
-    #[error(
-        "the API server refuses to {verb} the Lease {name} in the namespace {namespace} ({status}): {message}"
-    )]
-    Refused {
-        /// The refused verb.
-        verb: &'static str,
-        /// The Lease.
-        name: String,
-        /// Its namespace.
-        namespace: String,
-        /// The answer's status.
-        status: u16,
-        /// The server's words.
-        message: String,
-    },
-    /// The annotation holds no record.
-    #[error(
-        "the annotation {ANNOTATION} of the Lease {name} in the namespace {namespace} is damaged: take it away, and the coordinators elect a leader anew"
-    )]
-    Damaged {
-        /// The Lease.
-        name: String,
-        /// Its namespace.
-        namespace: String,
-        /// The fault.
-        source: serde_json::Error,
-    },
-    /// The Lease belongs to another program.
-    #[error(
-        "the Lease {name} in the namespace {namespace} is held by `{holder}`, which is no coordinator of Larder: set `[election] name` to another name"
-    )]
-    Foreign {
-        /// The Lease.
-        name: String,
-        /// Its namespace.
-        namespace: String,
-        /// Its holder.
-        holder: String,
-    },
-}
-
 impl Kubernetes {
     /// Uses this Lease in the namespace of the account. It connects when it is asked.
     ///
     /// # Errors
-    /// [`KubernetesError`]: there is no way to the API server.
+    /// There is no way to the API server.
     ///
     /// # Cancel safety
     /// Safe.
-    pub async fn new(kubeconfig: Option<&Path>, name: String) -> Result<Self, KubernetesError> {
+    pub async fn new(kubeconfig: Option<&Path>, name: String) -> Result<Self, Failure> {
         let mut config = match kubeconfig {
             Some(path) => from_file(path).await.map_err(unusable(path))?,
-            None => Config::infer().await.map_err(|source| KubernetesError::NoConfig(Box::new(source)))?,
+            None => Config::infer().await.map_err(|error| Failure::because(error, NO_CONFIG))?,
         };
         config.connect_timeout = Some(CONNECT_DEADLINE);
         // A write that is repeated after a lost answer would find its own version, and take it for somebody else's.
         config.default_retry = false;
         let namespace = config.default_namespace.clone();
-        let client = Client::try_from(config).map_err(|error| KubernetesError::Client(Box::new(error)))?;
+        let client = Client::try_from(config).map_err(no_client)?;
         let leases = Request::new(Lease::url_path(&(), Some(&namespace)));
         Ok(Self { client, leases, name, namespace, paused_until: Cell::new(None) })
     }
 
     /// Sends a request, as soon as the API server allows one.
-    async fn ask(&self, asked: LeaseRequest<'_>) -> Result<Reply, KubernetesError> {
+    async fn ask(&self, asked: LeaseRequest<'_>) -> Result<Reply, Failure> {
         let (verb, request) = match asked {
             LeaseRequest::Read => (GET, self.leases.get(&self.name, &GetParams::default())),
             LeaseRequest::Make(lease) => {
@@ -177,51 +68,67 @@ impl Kubernetes {
                 (PATCH, self.leases.patch(&self.name, &PatchParams::default(), &Patch::Merge(lease)))
             }
         };
-        let request =
-            request.map_err(|error| KubernetesError::Client(Box::new(kube::Error::BuildRequest(error))))?;
+        let request = request.map_err(|error| no_client(kube::Error::BuildRequest(error)))?;
         if let Some(until) = self.paused_until.get() {
             sleep_until(until).await;
         }
         let sent = self.client.send(request.map(Body::from)).await;
-        let answer = sent.map_err(|error| KubernetesError::NoAnswer(Box::new(error)))?;
+        let answer = sent.map_err(|error| Failure::because(error, "the API server does not answer"))?;
         let status = answer.status().as_u16();
         let pause = answer.headers().get("retry-after").and_then(|value| pause(value.to_str().ok()?));
         self.paused_until.set(pause.map(|pause| Instant::now() + pause));
         let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect().await;
-        let body = body.map_err(KubernetesError::Answer)?.to_bytes();
-        let (name, namespace) = (self.name.clone(), self.namespace.clone());
-        let message = || message(&body);
-        Err(match status {
-            200 | 201 => {
-                let lease = serde_json::from_slice(&body);
-                return Ok(Reply::Lease(Box::new(
-                    lease.map_err(|error| KubernetesError::Answer(error.into()))?,
-                )));
+        let body = body.map_err(unreadable)?.to_bytes();
+        match status {
+            200 | 201 => Ok(Reply::Lease(serde_json::from_slice(&body).map_err(unreadable)?)),
+            404 if verb != CREATE => Ok(Reply::Missing),
+            409 => Ok(Reply::Conflict),
+            _ => Err(Failure::new(self.refusal(verb, status, &message(&body), pause))),
+        }
+    }
+
+    /// What the API server's answer means if it is neither a Lease nor the state of one.
+    fn refusal(&self, verb: &str, status: u16, message: &str, pause: Option<Duration>) -> String {
+        let Self { name, namespace, .. } = self;
+        match status {
+            401 => format!(
+                "the API server does not know this account (401): is its token mounted, and is it still valid? {message}"
+            ),
+            403 => format!(
+                "this account may not {verb} the Lease {name} in the namespace {namespace} (403): bind it to a Role with the rule {}. {message}",
+                rule(verb, name)
+            ),
+            404 => format!(
+                "there is no namespace {namespace} for the Lease {name} (404): make it, or name another one. {message}"
+            ),
+            429 | 503 => {
+                let pause =
+                    pause.map(|pause| format!("; the coordinator waits {pause:?}")).unwrap_or_default();
+                format!("the API server has too much to do ({status}){pause}")
             }
-            404 if verb == CREATE => KubernetesError::NoNamespace { namespace, name, message: message() },
-            404 => return Ok(Reply::Missing),
-            409 => return Ok(Reply::Conflict),
-            401 => KubernetesError::Unauthorized { message: message() },
-            403 => KubernetesError::Forbidden { verb, name, namespace, message: message() },
-            429 | 503 => KubernetesError::Busy { status, pause },
-            status => KubernetesError::Refused { verb, name, namespace, status, message: message() },
-        })
+            _ => format!(
+                "the API server refuses to {verb} the Lease {name} in the namespace {namespace} ({status}): {message}"
+            ),
+        }
     }
 
     fn record_of(&self, lease: &Lease) -> Result<Record, Trouble> {
+        let Self { name, namespace, .. } = self;
         let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
         let record = match lease.annotations().get(ANNOTATION) {
-            Some(text) => serde_json::from_str(text).map_err(|source| KubernetesError::Damaged {
-                name: self.name.clone(),
-                namespace: self.namespace.clone(),
-                source,
+            Some(text) => serde_json::from_str(text).map_err(|error| {
+                Failure::because(error, format!(
+                    "the annotation {ANNOTATION} of the Lease {name} in the namespace {namespace} is damaged: take it away, and the coordinators elect a leader anew"
+                ))
             })?,
             // Somebody has made the Lease for the coordinators.
             None => Record::default(),
         };
         if !holder.is_empty() && holder != record.holder.peer {
-            let (name, namespace) = (self.name.clone(), self.namespace.clone());
-            return Err(KubernetesError::Foreign { name, namespace, holder: holder.to_owned() }.into());
+            return Err(format!(
+                "the Lease {name} in the namespace {namespace} is held by `{holder}`, which is no coordinator of Larder: set `[election] name` to another name"
+            )
+            .into());
         }
         Ok(record)
     }
@@ -267,15 +174,20 @@ enum Reply {
 }
 
 /// Checks that a kubeconfig can be read.
-///
-/// # Errors
-/// [`KubernetesError::Kubeconfig`]
-pub(crate) fn check_file(path: &Path) -> Result<(), KubernetesError> {
+pub(crate) fn check_file(path: &Path) -> Result<(), Failure> {
     Kubeconfig::read_from(path).map(drop).map_err(unusable(path))
 }
 
-fn unusable(path: &Path) -> impl FnOnce(KubeconfigError) -> KubernetesError {
-    |source| KubernetesError::Kubeconfig { path: path.to_owned(), source: Box::new(source) }
+fn unusable(path: &Path) -> impl FnOnce(KubeconfigError) -> Failure {
+    |error| Failure::because(error, format!("cannot use the kubeconfig {}", path.display()))
+}
+
+fn no_client(error: kube::Error) -> Failure {
+    Failure::because(error, "cannot reach the API server with this configuration")
+}
+
+fn unreadable(error: impl Into<Trouble>) -> Failure {
+    Failure::because(error, "the API server's answer cannot be read")
 }
 
 async fn from_file(path: &Path) -> Result<Config, KubeconfigError> {
@@ -324,6 +236,8 @@ fn message(body: &[u8]) -> String {
     let said = serde_json::from_slice::<Status>(body).map(|status| status.message);
     said.unwrap_or_else(|_| String::from_utf8_lossy(&body[..body.len().min(MAX_MESSAGE_BYTES)]).into_owned())
 }
+
+const NO_CONFIG: &str = "cannot find the API server of Kubernetes: run in a pod with the token of a service account, or name a file in KUBECONFIG or `[election] kubeconfig`";
 
 const GET: &str = "get";
 const PATCH: &str = "patch";
