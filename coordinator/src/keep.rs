@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_net::coordinator_client::Known;
+use larder_net::failure::Failure;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::elect::followed;
 use crate::published::Published;
 use crate::shared::SharedMembership;
-use crate::state::{StateError, StateWriter};
+use crate::state::StateWriter;
 use crate::uptime::Uptime;
 
 /// Keeps the tables until writing fails. Publishes no table that this coordinator might forget, and no table of a leader whose time
@@ -22,7 +23,7 @@ pub(crate) async fn keep(
     publish: &watch::Sender<Arc<Published>>,
     uptime: Uptime,
     mut leaders: watch::Receiver<Known>,
-) -> StateError {
+) -> Failure {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut refused = None;

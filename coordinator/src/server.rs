@@ -50,7 +50,7 @@ use crate::register::{Memory, Register, Trouble};
 use crate::reload::Reloads;
 use crate::serve::{Doubts, Server, serve as serve_followers};
 use crate::shared::SharedMembership;
-use crate::state::{StateError, StateWriter};
+use crate::state::StateWriter;
 use crate::uptime::Uptime;
 
 /// The coordinator serves.
@@ -89,7 +89,7 @@ pub enum ServeError {
     Bind(#[from] BindError),
     /// The state cannot be read or written.
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] Failure),
     /// The console's token cannot be used.
     #[error("cannot use the console's token in {}: the file must have a token and nothing else", path.display())]
     Token {

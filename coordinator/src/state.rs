@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_net::blocking::blocking;
+use larder_net::failure::Failure;
 use larder_protocol::v1;
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 use rkyv::rancor;
@@ -26,47 +27,6 @@ pub struct StateFile {
     path: PathBuf,
 }
 
-/// Why the state is not kept.
-#[derive(Debug, thiserror::Error)]
-pub enum StateError {
-    /// The file cannot be opened.
-    #[error(
-        "cannot open the state {}: does another coordinator use it, and is it this program's file? If you move the file away, the coordinator makes a new one, and the nodes tell it their epoch",
-        path.display()
-    )]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// The store's error.
-        source: Box<redb::Error>,
-    },
-    /// The file holds something else.
-    #[error("the state {} is damaged: move it away; the coordinator makes a new one, and the nodes tell it their epoch", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file cannot be written.
-    #[error("cannot write the state {}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The store's error.
-        source: Box<redb::Error>,
-    },
-    /// The disk does not answer.
-    #[error(
-        "the disk of the state {} has not answered for {} s: this coordinator ends, so that another leads; look at the disk, or set [state] path to another",
-        path.display(), waited.as_secs()
-    )]
-    Silent {
-        /// The file.
-        path: PathBuf,
-        /// How long the coordinator has waited.
-        waited: Duration,
-    },
-}
-
 /// Writes states on a thread of its own, so that a slow disk delays tables, and neither nodes nor elections.
 #[derive(Debug)]
 pub struct StateWriter {
@@ -81,8 +41,8 @@ impl StateWriter {
     /// only.
     ///
     /// # Errors
-    /// [`StateError`]
-    pub fn open(path: &Path, others_lead: bool) -> Result<(Self, DurableState), StateError> {
+    /// The file cannot be opened, or is damaged.
+    pub fn open(path: &Path, others_lead: bool) -> Result<(Self, DurableState), Failure> {
         let (file, state) = StateFile::open(path)?;
         let writer =
             Self { file: Arc::new(file), under_way: Arc::default(), others_lead, patience: DISK_PATIENCE };
@@ -92,11 +52,11 @@ impl StateWriter {
     /// Writes a state; it is on disk when this returns.
     ///
     /// # Errors
-    /// [`StateError::Write`], or [`StateError::Silent`] if the disk takes too long.
+    /// The file cannot be written, or the disk takes too long.
     ///
     /// # Cancel safety
     /// If dropped, the write goes on.
-    pub async fn write(&self, state: DurableState) -> Result<(), StateError> {
+    pub async fn write(&self, state: DurableState) -> Result<(), Failure> {
         let under_way = Arc::clone(&self.under_way).lock_owned().await;
         let file = Arc::clone(&self.file);
         let mut writing = pin!(blocking(move || {
@@ -107,11 +67,14 @@ impl StateWriter {
         if let Ok(written) = timeout(self.patience, &mut writing).await {
             return written;
         }
-        let path = self.file.path.clone();
+        let path = self.file.path.display();
         if self.others_lead {
-            return Err(StateError::Silent { path, waited: self.patience });
+            return Err(Failure::new(format!(
+                "the disk of the state {path} has not answered for {} s: this coordinator ends, so that another leads; look at the disk, or set [state] path to another",
+                self.patience.as_secs()
+            )));
         }
-        tracing::error!(path = %path.display(), "the disk of the state does not answer: there is no new table until it does");
+        tracing::error!(%path, "the disk of the state does not answer: there is no new table until it does");
         writing.await
     }
 
@@ -125,9 +88,18 @@ impl StateFile {
     /// Opens the file, or makes it, and reads the state.
     ///
     /// # Errors
-    /// [`StateError`]
-    pub fn open(path: &Path) -> Result<(Self, DurableState), StateError> {
-        let damaged = || StateError::Damaged { path: path.to_owned() };
+    /// The file cannot be opened, or is damaged.
+    pub fn open(path: &Path) -> Result<(Self, DurableState), Failure> {
+        let damaged = || damaged(path);
+        let unopened = |error: redb::Error| {
+            Failure::because(
+                error,
+                format!(
+                    "cannot open the state {}: does another coordinator use it, and is it this program's file? If you move the file away, the coordinator makes a new one, and the nodes tell it their epoch",
+                    path.display()
+                ),
+            )
+        };
         let open = || {
             if !path.try_exists()? {
                 make(path)?;
@@ -135,9 +107,8 @@ impl StateFile {
             open(path)
         };
         // The store panics over some kinds of damage.
-        let Opened { database, state, lost } = catch_unwind(open)
-            .map_err(|_| damaged())?
-            .map_err(|source| StateError::Open { path: path.to_owned(), source: Box::new(source) })?;
+        let Opened { database, state, lost } =
+            catch_unwind(open).map_err(|_| damaged())?.map_err(unopened)?;
         let mut state = match state {
             None => DurableState::default(),
             Some(bytes) => {
@@ -158,9 +129,9 @@ impl StateFile {
     /// Writes the state; it is on disk when this returns.
     ///
     /// # Errors
-    /// [`StateError::Write`]
-    pub fn write(&self, state: &DurableState) -> Result<(), StateError> {
-        let damaged = |_| StateError::Damaged { path: self.path.clone() };
+    /// The file cannot be written.
+    pub fn write(&self, state: &DurableState) -> Result<(), Failure> {
+        let damaged = |_| damaged(&self.path);
         let bytes = rkyv::to_bytes::<rancor::Error>(state).map_err(damaged)?;
         let lost = rkyv::to_bytes::<rancor::Error>(&state.lost).map_err(damaged)?;
         let write = || -> Result<(), redb::Error> {
@@ -170,8 +141,17 @@ impl StateFile {
             write.commit()?;
             Ok(())
         };
-        write().map_err(|source| StateError::Write { path: self.path.clone(), source: Box::new(source) })
+        write().map_err(|error| {
+            Failure::because(error, format!("cannot write the state {}", self.path.display()))
+        })
     }
+}
+
+fn damaged(path: &Path) -> Failure {
+    Failure::new(format!(
+        "the state {} is damaged: move it away; the coordinator makes a new one, and the nodes tell it their epoch",
+        path.display()
+    ))
 }
 
 /// Makes the file whole before it gets its name, so that a coordinator that is killed meanwhile leaves no half file.
@@ -273,7 +253,7 @@ mod tests {
             let silent = file.database.begin_write().unwrap();
             let mut writing = Box::pin(writer.write(state.clone()));
             let waited = timeout(Duration::from_millis(50), &mut writing).await;
-            assert_eq!(matches!(waited, Ok(Err(StateError::Silent { .. }))), others_lead);
+            assert_eq!(matches!(waited, Ok(Err(_))), others_lead);
             drop(silent);
             if !others_lead {
                 writing.as_mut().await.unwrap();
@@ -417,6 +397,7 @@ mod tests {
         drop(first);
         let other = dir.path().join("other");
         std::fs::write(&other, "anything but a state ".repeat(1_000)).unwrap();
-        assert!(matches!(StateFile::open(&other), Err(StateError::Open { .. })));
+        let error = StateFile::open(&other).unwrap_err();
+        assert!(error.to_string().contains("is it this program's file"), "{error}");
     }
 }
