@@ -19,10 +19,11 @@
 //! | two processes want one folder | the second is refused |
 //! | the tier cannot be opened, or its drive does not answer at the start | the node serves from memory and says so |
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use larder_net::failure::Failure;
 
 use crate::host::CpuSet;
 
@@ -69,111 +70,26 @@ pub struct DiskOptions {
     pub lane: Option<IoMethod>,
 }
 
-/// Why a tier cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The folder cannot be made, or its file cannot be opened.
-    #[error("the disk tier's {} cannot be opened: check that this user can write there", path.display())]
-    Folder {
-        /// The path.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// Another process has locked the file.
-    #[error("the disk tier's {} belongs to another running process: give each node a folder of its own", path.display())]
-    Locked {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The file is no disk tier.
-    #[error("{} is no disk tier of Larder: name another folder, or remove the file", path.display())]
-    NotOurs {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The file has another version of the format.
-    #[error(
-        "{} has format version {found}, this build reads {}: remove the file to begin anew, or run the build that wrote it",
-        path.display(), format::VERSION
-    )]
-    Version {
-        /// The path.
-        path: PathBuf,
-        /// The version found.
-        found: u16,
-    },
-    /// The file's segments have another size.
-    #[error(
-        "{} has segments of {}, not {}: set the size back, or remove the file to begin anew",
-        path.display(), ByteSize(*found), ByteSize(*asked)
-    )]
-    SegmentBytes {
-        /// The path.
-        path: PathBuf,
-        /// Bytes of a segment there.
-        found: u64,
-        /// Bytes of a segment as configured.
-        asked: u64,
-    },
-    /// No tier can have this size.
-    #[error(
-        "a disk tier of {} in segments of {}: it needs at least {MIN_SEGMENTS} segments, each a multiple of 4 KiB, from \
-         {} to {}",
-        ByteSize(*capacity_bytes), ByteSize(*segment_bytes), ByteSize(MIN_SEGMENT_BYTES), ByteSize(MAX_SEGMENT_BYTES)
-    )]
-    Size {
-        /// Bytes of the tier.
-        capacity_bytes: u64,
-        /// Bytes of a segment.
-        segment_bytes: u64,
-    },
-    /// The file system is full.
-    #[error("{} needs {}, but the file system has less: lower the capacity or free space", path.display(), ByteSize(*bytes))]
-    NoSpace {
-        /// The path.
-        path: PathBuf,
-        /// Bytes that the tier needs.
-        bytes: u64,
-    },
-    /// The device fails.
-    #[error("the disk tier's {} cannot be read or written: check the drive", path.display())]
-    Device {
-        /// The path.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// The drive does not answer.
-    #[error(
-        "the drive of the disk tier's {} has not answered for {} s: check the drive, then start the node again",
-        path.display(), silent.as_secs()
-    )]
-    Silent {
-        /// The tier's folder.
-        path: PathBuf,
-        /// How long one operation has had no answer.
-        silent: Duration,
-    },
-    /// The system gives no memory.
-    #[error(
-        "the system gives no memory for the disk tier's buffers: is the address space limited (ulimit -v)?"
-    )]
-    Memory(#[source] std::io::Error),
-    /// The system gives no thread.
-    #[error("cannot start the disk tier's thread")]
-    Thread(#[source] std::io::Error),
-}
-
 impl DiskOptions {
     /// How the tier is divided into segments.
     ///
     /// # Errors
     /// Fails if no tier can be that size.
-    pub fn geometry(&self) -> Result<Geometry, OpenError> {
+    pub fn geometry(&self) -> Result<Geometry, Failure> {
         let Self { capacity_bytes, segment_bytes, .. } = *self;
-        Geometry::of(capacity_bytes, segment_bytes).ok_or(OpenError::Size { capacity_bytes, segment_bytes })
+        Geometry::of(capacity_bytes, segment_bytes).ok_or_else(|| {
+            Failure::new(format!(
+                "a disk tier of {} in segments of {}: it needs at least {MIN_SEGMENTS} segments, each a multiple of 4 KiB, from {} to {}",
+                ByteSize(capacity_bytes), ByteSize(segment_bytes), ByteSize(MIN_SEGMENT_BYTES), ByteSize(MAX_SEGMENT_BYTES)
+            ))
+        })
     }
+}
+
+/// The failure of a drive that answers with an error.
+pub(crate) fn unusable(path: &Path, error: std::io::Error) -> Failure {
+    let text = format!("the disk tier's {} cannot be read or written: check the drive", path.display());
+    Failure::because(error, text)
 }
 
 impl Geometry {

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use larder_core::store::ids::ChunkKey;
 use larder_core::{Visited, Written};
+use larder_net::failure::Failure;
 use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
+use super::DiskOptions;
 use super::damage::FoundDamage;
 use super::drive::{Drive, DriveWatch, Ending};
 use super::log::Geometry;
@@ -18,7 +20,6 @@ use super::metrics::DiskMetrics;
 use super::order::{DiskPurge, PurgedSegment, ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder};
 use super::owners::Owners;
 use super::volume::{DiskJob, Volume};
-use super::{DiskOptions, OpenError};
 use crate::clock::Clock;
 use crate::threads;
 
@@ -67,8 +68,8 @@ impl DiskTier {
     /// The tier's thread calls `on_gone` with chunks that the tier dropped by itself.
     ///
     /// # Errors
-    /// [`OpenError`] says what to change.
-    pub fn open(options: &DiskOptions, metrics: DiskMetrics, on_gone: OnGone) -> Result<Self, OpenError> {
+    /// Says what to change.
+    pub fn open(options: &DiskOptions, metrics: DiskMetrics, on_gone: OnGone) -> Result<Self, Failure> {
         Self::open_on(&Drive::new(), options, metrics, on_gone)
     }
 
@@ -78,7 +79,7 @@ impl DiskTier {
         options: &DiskOptions,
         metrics: DiskMetrics,
         on_gone: OnGone,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, Failure> {
         Self::start(Volume::open(options, drive, metrics.clone(), on_gone)?, options, metrics)
     }
 
@@ -86,7 +87,7 @@ impl DiskTier {
         volume: Volume,
         options: &DiskOptions,
         metrics: DiskMetrics,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, Failure> {
         let (namespaces, owners) = (volume.namespaces(), Arc::clone(volume.owners()));
         let watch = DriveWatch::new(volume.drive(), options.silent_after);
         let (found, geometry) = (volume.found().clone(), volume.geometry());
@@ -103,7 +104,8 @@ impl DiskTier {
             look_at: Duration::ZERO,
         };
         let thread = threads::spawn("larder-disk", &options.cpus, move || work.run());
-        let thread = thread.map_err(OpenError::Thread)?;
+        let thread =
+            thread.map_err(|error| Failure::because(error, "cannot start the disk tier's thread"))?;
         Ok(Self {
             queue,
             _thread: Ending { thread: Some(thread.into()), watch: watch.clone() },

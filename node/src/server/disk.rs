@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_net::blocking::blocking;
+use larder_net::failure::Failure;
 use tokio::sync::mpsc;
 
 use crate::disk::drive::Drive;
 use crate::disk::namespaces::NamespaceFolder;
-use crate::disk::{DiskMetrics, DiskTier, OpenError};
+use crate::disk::{DiskMetrics, DiskTier, unusable};
 use crate::hands::DiskParts;
 use crate::limits::{ActorLimits, DiskLimits};
 
@@ -29,7 +30,11 @@ pub(super) async fn start(
     };
     let opened = tokio::select! {
         opened = opening => opened,
-        () = silent(&drive, patience) => Err(OpenError::Silent { path, silent: patience }),
+        () = silent(&drive, patience) => Err(Failure::new(format!(
+            "the drive of the disk tier's {} has not answered for {} s: check the drive, then start the node again",
+            path.display(),
+            patience.as_secs()
+        ))),
     };
     match opened {
         Ok(parts) => (Some(parts), None),
@@ -75,7 +80,7 @@ fn leftovers(folder: &Path, actors: usize) -> Vec<PathBuf> {
     left
 }
 
-fn open(limits: DiskLimits, drive: &Drive, metrics: DiskMetrics) -> Result<DiskParts, OpenError> {
+fn open(limits: DiskLimits, drive: &Drive, metrics: DiskMetrics) -> Result<DiskParts, Failure> {
     let DiskLimits { options, read_deadline: deadline } = limits;
     let namespaces = options.folder.join("namespaces");
     let (sender, gone) = mpsc::unbounded_channel();
@@ -85,7 +90,7 @@ fn open(limits: DiskLimits, drive: &Drive, metrics: DiskMetrics) -> Result<DiskP
     let asked = drive.asked();
     let opened = NamespaceFolder::open(&namespaces, tier.namespaces_at_start(), tier.found());
     drop(asked);
-    let (folder, known) = opened.map_err(|source| OpenError::Device { path: namespaces, source })?;
+    let (folder, known) = opened.map_err(|error| unusable(&namespaces, error))?;
     Ok(DiskParts { tier, gone: Some(gone), folder: Arc::new(folder), known, deadline })
 }
 

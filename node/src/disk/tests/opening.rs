@@ -8,8 +8,8 @@ use super::*;
 use crate::clock::Clock;
 use crate::disk::format::{Footer, FooterEntry, SegmentHeader, StorageId, Superblock};
 
-fn refused(options: &DiskOptions) -> OpenError {
-    DiskTier::open(options, metrics(), gone().0).err().expect("the tier must not open")
+fn refused(options: &DiskOptions) -> String {
+    DiskTier::open(options, metrics(), gone().0).err().expect("the tier must not open").to_string()
 }
 
 /// Overwrites bytes of a tier's file.
@@ -40,8 +40,7 @@ fn a_folder_has_one_owner_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let owner = open(folder.path());
     let error = refused(&options(folder.path()));
-    assert!(matches!(error, OpenError::Locked { .. }), "{error:?}");
-    assert!(error.to_string().contains("give each node a folder of its own"));
+    assert!(error.contains("give each node a folder of its own"), "{error}");
     drop(owner);
     open(folder.path());
 }
@@ -52,7 +51,7 @@ fn what_is_no_tier_is_left_alone() {
     for content in [b"a letter".to_vec(), vec![b'x'; 100_000]] {
         std::fs::write(folder.path().join("larder.disk"), &content).unwrap();
         let error = refused(&options(folder.path()));
-        assert!(matches!(error, OpenError::NotOurs { .. }), "{error:?}");
+        assert!(error.contains("is no disk tier of Larder"), "{error}");
         assert_eq!(std::fs::read(folder.path().join("larder.disk")).unwrap(), content);
     }
 }
@@ -65,8 +64,7 @@ fn another_version_of_the_format_is_refused_by_name() {
         overwrite(folder.path(), copy * PAGE_BYTES + 8, &7_u16.to_le_bytes());
     }
     let error = refused(&options(folder.path()));
-    assert!(matches!(error, OpenError::Version { found: 7, .. }), "{error:?}");
-    assert!(error.to_string().contains("format version 7, this build reads 1"));
+    assert!(error.contains("format version 7, this build reads 1"), "{error}");
 }
 
 #[test]
@@ -85,14 +83,14 @@ fn segments_of_another_size_and_impossible_sizes_are_refused() {
     drop(open(folder.path()));
     let good = options(folder.path());
     let error = refused(&DiskOptions { segment_bytes: 2 * SEGMENT_BYTES, ..good.clone() });
-    assert!(matches!(error, OpenError::SegmentBytes { found: SEGMENT_BYTES, .. }), "{error:?}");
+    assert!(error.contains(&format!("has segments of {}, not", ByteSize(SEGMENT_BYTES))), "{error}");
     for impossible in [
         DiskOptions { segment_bytes: SEGMENT_BYTES + 1, ..good.clone() },
         DiskOptions { segment_bytes: 0, ..good.clone() },
         DiskOptions { capacity_bytes: 3 * SEGMENT_BYTES, ..good.clone() },
         DiskOptions { capacity_bytes: u64::MAX, ..good.clone() },
     ] {
-        assert!(matches!(refused(&impossible), OpenError::Size { .. }));
+        assert!(refused(&impossible).contains("it needs at least"));
     }
 }
 
@@ -110,8 +108,7 @@ fn a_tier_that_does_not_fit_is_refused_at_every_start_and_takes_nothing() {
         DiskOptions { capacity_bytes: 700 * segment_bytes, segment_bytes, ..options(folder.path()) };
     for _ in ["the first start", "the next"] {
         let error = refused(&too_large);
-        assert!(matches!(error, OpenError::NoSpace { .. }), "{error:?}");
-        assert!(error.to_string().contains("lower the capacity"));
+        assert!(error.contains("lower the capacity"), "{error}");
         assert_eq!(taken(folder.path()), 0);
     }
     open(folder.path());

@@ -2,16 +2,19 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+
+use bytesize::ByteSize;
+use larder_net::failure::Failure;
 
 use super::super::drive::Drive;
 use super::super::format::{FormatError, PAGE_BYTES, StorageId, Superblock};
 use super::super::io::DiskFile;
 use super::super::log::Geometry;
 use super::super::metrics::DiskMetrics;
-use super::super::{DiskOptions, OpenError};
+use super::super::{DiskOptions, format, unusable};
 use super::transfers::{Region, Transfers};
 use super::{OnGone, Volume};
 use crate::private;
@@ -23,26 +26,37 @@ impl Volume {
         drive: &Drive,
         metrics: DiskMetrics,
         on_gone: OnGone,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, Failure> {
         let geometry = options.geometry()?;
         let path = options.folder.join(FILE_NAME);
-        let unwritable = |source| OpenError::Folder { path: path.clone(), source };
-        let broken = |source| OpenError::Device { path: path.clone(), source };
+        let (shown, broken) = (path.display(), |error| unusable(&path, error));
+        let unwritable = |error: io::Error| {
+            Failure::because(
+                error,
+                format!("the disk tier's {shown} cannot be opened: check that this user can write there"),
+            )
+        };
         let asked = drive.asked();
         private::make_folder(&options.folder).map_err(unwritable)?;
         let opened = open_locked(&path);
         drop(asked);
-        let file = opened.map_err(|source| match source.kind() {
-            ErrorKind::WouldBlock => OpenError::Locked { path: path.clone() },
-            _ => OpenError::Folder { path: path.clone(), source },
+        let file = opened.map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => Failure::new(format!(
+                "the disk tier's {shown} belongs to another running process: give each node a folder of its own"
+            )),
+            _ => unwritable(error),
         })?;
         let file = Arc::new(file);
         if !file.is_direct() {
-            tracing::warn!(path = %path.display(), "the file system has no O_DIRECT: the disk tier uses the page cache");
+            tracing::warn!(path = %shown, "the file system has no O_DIRECT: the disk tier uses the page cache");
         }
         let (device, lane) = file.device(options.lane);
-        let mut transfers =
-            Transfers::new(device, drive.clone(), metrics.clone()).map_err(OpenError::Memory)?;
+        let mut transfers = Transfers::new(device, drive.clone(), metrics.clone()).map_err(|error| {
+            Failure::because(
+                error,
+                "the system gives no memory for the disk tier's buffers: is the address space limited (ulimit -v)?",
+            )
+        })?;
         let (found, is_whole) = find(&file, &mut transfers, &path, options.segment_bytes)?;
         let storage = fit(&file, &mut transfers, &path, geometry, found)?;
         if !is_whole {
@@ -53,7 +67,7 @@ impl Volume {
         drop(asked);
         let volume = Self::with(transfers, geometry, storage, metrics, on_gone).map_err(broken)?;
         tracing::info!(
-            path = %path.display(), ?lane, records = volume.log.records(), segments = geometry.segments,
+            path = %shown, ?lane, records = volume.log.records(), segments = geometry.segments,
             "the disk tier is open"
         );
         Ok(volume)
@@ -78,27 +92,34 @@ fn find(
     transfers: &mut Transfers,
     path: &Path,
     asked: u64,
-) -> Result<(Option<Superblock>, bool), OpenError> {
-    let path = || PathBuf::from(path);
-    let broken = |source| OpenError::Device { path: path(), source };
+) -> Result<(Option<Superblock>, bool), Failure> {
+    let (shown, broken) = (path.display(), |error| unusable(path, error));
+    let foreign = || {
+        Failure::new(format!("{shown} is no disk tier of Larder: name another folder, or remove the file"))
+    };
     let bytes = file.bytes().map_err(broken)?;
     if bytes == 0 {
         return Ok((None, true));
     }
     if bytes < 2 * PAGE_BYTES {
-        return Err(OpenError::NotOurs { path: path() });
+        return Err(foreign());
     }
     let (copies, are_readable) = superblocks(transfers).map_err(broken)?;
     let [first, second] = copies;
     match Superblock::decode(&first).or_else(|error| Superblock::decode(&second).map_err(|_| error)) {
-        Ok(Superblock { segment_bytes, .. }) if segment_bytes != asked => {
-            Err(OpenError::SegmentBytes { path: path(), found: segment_bytes, asked })
-        }
+        Ok(Superblock { segment_bytes, .. }) if segment_bytes != asked => Err(Failure::new(format!(
+            "{shown} has segments of {}, not {}: set the size back, or remove the file to begin anew",
+            ByteSize(segment_bytes),
+            ByteSize(asked)
+        ))),
         Ok(superblock) => Ok((Some(superblock), are_readable && first == second)),
         // The process that made the file was killed before it wrote anything.
         Err(_) if first.iter().chain(&second).all(|&byte| byte == 0) => Ok((None, true)),
-        Err(FormatError::Version { found }) => Err(OpenError::Version { path: path(), found }),
-        Err(_) => Err(OpenError::NotOurs { path: path() }),
+        Err(FormatError::Version { found }) => Err(Failure::new(format!(
+            "{shown} has format version {found}, this build reads {}: remove the file to begin anew, or run the build that wrote it",
+            format::VERSION
+        ))),
+        Err(_) => Err(foreign()),
     }
 }
 
@@ -120,13 +141,15 @@ fn fit(
     path: &Path,
     geometry: Geometry,
     found: Option<Superblock>,
-) -> Result<StorageId, OpenError> {
+) -> Result<StorageId, Failure> {
     let bytes = geometry.file_bytes();
-    let failed = |source: io::Error| match source.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
-            OpenError::NoSpace { path: path.into(), bytes }
-        }
-        _ => OpenError::Device { path: path.into(), source },
+    let failed = |error: io::Error| match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => Failure::new(format!(
+            "{} needs {}, but the file system has less: lower the capacity or free space",
+            path.display(),
+            ByteSize(bytes)
+        )),
+        _ => unusable(path, error),
     };
     let storage = match found {
         Some(superblock) => superblock.storage,
