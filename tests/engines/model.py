@@ -2,6 +2,7 @@
 
 model.py FOLDER              a Llama
 model.py FOLDER windows      a Llama in which every second layer has a sliding window
+model.py FOLDER gemma        a Llama in which every fourth layer has full attention, and the others sliding windows
 model.py FOLDER recurrent    a model in which every second layer has recurrent state
 model.py FOLDER eagle        an EAGLE head of one layer for the first model
 model.py FOLDER adapter N    a LoRA adapter for the first model; adapters of other numbers differ
@@ -68,6 +69,8 @@ def llama(kind: str) -> dict:
     }
     if kind == "windows":
         config |= {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2), "sliding_window": WINDOW}
+    if kind == "gemma":
+        config |= {"layer_types": ["sliding_attention"] * (LAYERS - 1) + ["full_attention"], "sliding_window": WINDOW}
     if kind == "eagle":
         config |= {"num_hidden_layers": 1}
     return config

@@ -11,7 +11,7 @@ from scenarios import row, until
 
 def run(world) -> None:
     """Engines with KV on GPUs save chunks that other engines load, wherever their KV is; hand-over layer by layer; several
-    pools."""
+    pools; stages."""
     library = world.scratch / "libcuda.so"
     source = HERE.parents[1] / "client/device/fake/libcuda.c"
     flags = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{library.name}"]
@@ -33,7 +33,9 @@ def run(world) -> None:
         prefill_and_decode(world, cluster, gpu, load)
     altered(world, cluster, gpu)
     cluster.stop()
-    windows(world, gpu)
+    windows(world, gpu, "windows", groups=1)
+    windows(world, gpu, "gemma", groups=3)
+    uneven_stages(world, gpu)
 
 
 def assert_loaded(answer: dict, expected: dict) -> None:
@@ -81,18 +83,34 @@ def saved(engine: Engine) -> int:
     return int(engine.ask(prompt(99))["totals"].get("larder_saved_chunks", 0))
 
 
-def windows(world, gpu: dict) -> None:
-    """Full attention and sliding windows, one pool for each."""
-    cluster, model = world.cluster("gpu-windows", 2), make_model(world, "windows")
+def windows(world, gpu: dict, kind: str, groups: int) -> None:
+    """Full attention and sliding windows, one pool for each. vLLM lays groups over each other, and the groups of windows share a
+    pool."""
+    cluster, model = world.cluster(f"gpu-{kind}", 2), make_model(world, kind)
     tokens = prompt(1)
-    with Engine(world.scratch, "gpu-windows-reference", **model) as alone:
+    with Engine(world.scratch, f"gpu-{kind}-reference", **model) as alone:
         expected = alone.ask(tokens)
-    with Engine(world.scratch, "gpu-windows-first", {"socket": cluster.sockets[0]}, **gpu, **model) as first:
+    with Engine(world.scratch, f"gpu-{kind}-first", {"socket": cluster.sockets[0]}, **gpu, **model) as first:
         same(first.ask(tokens), expected)
         until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 6, "chunks are saved")
-        with Engine(world.scratch, "gpu-windows-second", {"socket": cluster.sockets[1]}, **gpu, **model) as second:
-            answer = second.ask(tokens)
+        with Engine(world.scratch, f"gpu-{kind}-second", {"socket": cluster.sockets[1]}, **gpu, **model) as second:
+            answer, blocks = second.ask(tokens), 6 + groups * WINDOW_BLOCKS
             assert_loaded(answer, expected)
-            assert counted(answer, "loaded_blocks") == 6 + WINDOW_BLOCKS, f"{answer['counts']}"
-    row("sliding windows on a GPU", f"192 loaded over QUIC, {6 + WINDOW_BLOCKS} blocks, identical")
+            assert counted(answer, "loaded_blocks") == blocks, f"{answer['counts']}"
+    row(f"sliding windows on a GPU, groups of windows: {groups}", f"192 loaded over QUIC, {blocks} blocks, identical")
+    cluster.stop()
+
+
+def uneven_stages(world, gpu: dict) -> None:
+    """The stage with fewer layers repeats its last layer."""
+    cluster, tokens = world.cluster("gpu-stages", 2), prompt(80)
+    stages = {"pipeline_parallel_size": 2, "environment": {"VLLM_PP_LAYER_PARTITION": "3,1"}} | gpu
+    with Engine(world.scratch, "gpu-stages-saves", {"socket": cluster.sockets[0]}, **stages) as saves:
+        saves.ask(tokens)
+        until(lambda: cluster.metric(0, "larder_cached_chunks", tier="host") >= 6, "chunks are saved")
+        # The engine's own cache ends where a load would end.
+        expected = saves.ask(tokens)
+    with Engine(world.scratch, "gpu-stages-loads", {"socket": cluster.sockets[1]}, **stages) as loads:
+        assert_loaded(loads.ask(tokens), expected)
+    row("pipeline parallelism of 2, 3,1 layers, on GPUs", "192 loaded over QUIC by both stages, 8 computed, identical")
     cluster.stop()

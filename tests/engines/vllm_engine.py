@@ -29,6 +29,7 @@ def main() -> None:
     if library := options.pop("fake_gpu", None):
         import fake_gpu
 
+        os.environ["FAKE_GPU"] = library
         fake_gpu.install(library)
     has_stages = options.get("pipeline_parallel_size", 1) > 1
     if has_stages:

@@ -49,7 +49,10 @@ pub struct Dim {
     pub stride: u64,
 }
 
-/// Paged memory whose every byte is known to lie within its region, aligned, and in one place only.
+/// Paged memory whose every byte is known to lie within its region, aligned, and at most once in its plane.
+///
+/// Planes may share bytes: an engine may lay the layers of several groups over each other, and give each block to one group. A load
+/// of several such planes writes the shared bytes more than once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PagedLayout {
     spec: LayoutSpec,
@@ -109,9 +112,6 @@ pub enum LayoutError {
     /// Pages or runs of a plane overlap.
     #[error("the pages of plane {0} overlap")]
     PagesOverlap(usize),
-    /// Two planes share bytes.
-    #[error("planes {0} and {1} overlap")]
-    PlanesOverlap(usize, usize),
     /// An order of dimensions that nobody knows.
     #[error("unknown KV cache layout {0:?}")]
     UnknownOrder(String),
@@ -121,7 +121,7 @@ impl PagedLayout {
     /// Checks an engine's description against the sizes of its regions.
     ///
     /// # Errors
-    /// [`LayoutError`] if anything is missing, unaligned, beyond its region, or overlaps something else.
+    /// [`LayoutError`] if anything is missing, unaligned or beyond its region, or pages or runs of a plane overlap.
     pub fn new(spec: LayoutSpec, region_bytes: &[u64]) -> Result<Self, LayoutError> {
         let page_bytes = check::check(&spec, region_bytes)?;
         let pages = u64::from(spec.pages_per_chunk) * spec.planes.len() as u64;
@@ -215,8 +215,7 @@ pub const ALIGNMENT: u64 = 16;
 /// Dimensions of a page beside its runs: heads, tokens.
 pub const MAX_DIMS: usize = 2;
 
-/// Limit of planes of one layout: far more than engines have layers. Each plane is compared with each; this many take some
-/// ten milliseconds.
+/// Limit of planes of one layout: far more than engines have layers.
 pub const MAX_PLANES: usize = 1_024;
 
 #[cfg(test)]

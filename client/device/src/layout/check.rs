@@ -22,7 +22,6 @@ pub(super) fn check(spec: &LayoutSpec, region_bytes: &[u64]) -> Result<u64, Layo
             return Err(LayoutError::PagesOverlap(number));
         }
     }
-    apart(spec)?;
     Ok(page_bytes)
 }
 
@@ -88,55 +87,6 @@ fn is_nested(axes: &[(u64, u64)], run_bytes: u64) -> bool {
         inner += stride * (count - 1);
         steps_over
     })
-}
-
-/// Planes of one region must share no byte. Those with different strides may not interleave at all.
-fn apart(spec: &LayoutSpec) -> Result<(), LayoutError> {
-    let spans: Vec<PlaneRange<'_>> = spec.planes.iter().map(|plane| PlaneRange::of(spec, plane)).collect();
-    for (second, right) in spans.iter().enumerate() {
-        for (first, left) in spans[..second].iter().enumerate() {
-            if left.shares_with(right, spec.run_bytes) {
-                return Err(LayoutError::PlanesOverlap(first, second));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The part of its region that a plane takes.
-struct PlaneRange<'a> {
-    plane: &'a Plane,
-    axes: Vec<(u64, u64)>,
-    end: u64,
-}
-
-impl<'a> PlaneRange<'a> {
-    fn of(spec: &LayoutSpec, plane: &'a Plane) -> Self {
-        let axes = axes(spec, plane);
-        let end = plane.offset.saturating_add(extent(&axes, spec.run_bytes).unwrap_or(u64::MAX));
-        Self { plane, axes, end }
-    }
-
-    fn shares_with(&self, other: &Self, run_bytes: u64) -> bool {
-        let (left, right) = (self.plane, other.plane);
-        if left.region != right.region || self.end <= right.offset || other.end <= left.offset {
-            return false;
-        }
-        if left.page_stride != right.page_stride {
-            return true;
-        }
-        let distance = i128::from(left.offset) - i128::from(right.offset);
-        meets(&self.axes, distance, i128::from(run_bytes))
-    }
-}
-
-/// Whether some run of a plane comes within a run's length of a run of another plane, which lies `distance` further. As the axes
-/// are nested, only the two steps of the outermost axis next to the distance can lead there.
-fn meets(axes: &[(u64, u64)], distance: i128, run: i128) -> bool {
-    let Some((&(stride, count), inner)) = axes.split_last() else { return distance.abs() < run };
-    let (stride, most) = (i128::from(stride), i128::from(count) - 1);
-    let step = distance.div_euclid(stride);
-    [step, step + 1].into_iter().any(|step| step.abs() <= most && meets(inner, distance - step * stride, run))
 }
 
 /// Limit of a page, so that a kernel can count with 32 bits.
