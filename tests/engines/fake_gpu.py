@@ -4,6 +4,11 @@ events are reached late."""
 import ctypes
 import threading
 import time
+from functools import partial
+
+
+CURRENT = threading.local()
+"""The device that each thread has set."""
 
 
 class Event:
@@ -19,6 +24,7 @@ class Event:
     def synchronize(self) -> None:
         assert self._is_recorded, "nothing was recorded"
         assert threading.current_thread() is not threading.main_thread(), "the engine's own thread waits for its stream"
+        assert vars(CURRENT) == {"device": 0}, "the thread would make a context on the first GPU"
         time.sleep(0.002)
 
 
@@ -28,12 +34,13 @@ def install(library: str) -> None:
     import torch
 
     torch.cuda.Event = Event
+    torch.cuda.set_device = partial(setattr, CURRENT, "device")
     from larder_kv.vllm import device, worker
 
     def device_of(tensors, storages):
         assert {tensor.device.type for tensor in tensors} == {"cpu"}
         for storage in storages:
             assert driver.fake_lend(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes())) == 0
-        return device.GpuDevice(device.open_gpu(0), storages)
+        return device.GpuDevice(0, storages)
 
     worker.device_of = device_of

@@ -42,8 +42,8 @@ class HostDevice:
 class GpuDevice:
     """Memory of a GPU."""
 
-    def __init__(self, gpu: larder_kv.Gpu, storages: Sequence[torch.UntypedStorage]) -> None:
-        self._gpu, self._storages = gpu, storages
+    def __init__(self, ordinal: int, storages: Sequence[torch.UntypedStorage]) -> None:
+        self._ordinal, self._gpu, self._storages = ordinal, open_gpu(ordinal), storages
 
     def pages(self, layers: Sequence[larder_kv.LayerPages], pages_per_chunk: int) -> Pages:
         """See `Device`."""
@@ -58,7 +58,13 @@ class GpuDevice:
         # A thread that waits for the event sleeps: a step takes far too long to spin.
         event = torch.cuda.Event(blocking=True)
         event.record()
-        return event.synchronize  # type: ignore[no-any-return]
+
+        def wait() -> None:
+            # A thread begins with GPU 0: waiting there would make a context of some hundred MiB on the GPU of another rank.
+            torch.cuda.set_device(self._ordinal)
+            event.synchronize()
+
+        return wait
 
 
 def device_of(tensors: Sequence[torch.Tensor], storages: Sequence[torch.UntypedStorage]) -> Device:
@@ -71,7 +77,7 @@ def device_of(tensors: Sequence[torch.Tensor], storages: Sequence[torch.UntypedS
         return HostDevice(storages)
     if device.type != "cuda":
         raise UnsupportedError(f"the KV cache is on {device}: this connector copies from and to host memory and CUDA GPUs")
-    return GpuDevice(open_gpu(device.index or 0), storages)
+    return GpuDevice(device.index or 0, storages)
 
 
 def open_gpu(ordinal: int) -> larder_kv.Gpu:
