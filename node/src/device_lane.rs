@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use larder_core::store::ids::SessionId;
-use larder_device::thread::{Busy, DeviceReport};
+use larder_device::thread::{Busy, DeviceReport, EndWord};
 use larder_device::{Device, DeviceError, DeviceThread, Order, OrderNumber};
 use larder_net::lock;
 use tokio::sync::{mpsc, oneshot};
@@ -116,15 +116,17 @@ impl DeviceLane {
         Ok(answered)
     }
 
-    /// Hands an order to the device. The device's thread calls `make` to build the order.
+    /// Hands an order to the device. The device's thread calls `make` to build the order, and raises `then` if
+    /// the device does not take it.
     fn submit(
         &self,
         number: OrderNumber,
+        then: Option<EndWord>,
         make: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<Order, DeviceError> + Send + 'static,
     ) -> Result<(), Busy> {
         let regions = Arc::clone(&self.regions);
         let thread = self.thread.as_ref().ok_or(Busy)?;
-        thread.submit_made(number, move |device| make(device, &mut lock(&regions)))
+        thread.submit_made(number, then, move |device| make(device, &mut lock(&regions)))
     }
 
     /// Gives up an order that has not begun, or that waits for its word.

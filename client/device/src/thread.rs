@@ -14,6 +14,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use crate::device::{CopyError, Device, DeviceError, Event};
+use crate::memory::HostMemory;
 use crate::order::{Order, OrderNumber};
 
 /// The thread. Dropping it lets running work end; [`DeviceThread::join`] waits for that.
@@ -54,6 +55,14 @@ pub enum DeviceReport {
 #[derive(Debug)]
 pub struct OrderPlace(Arc<AtomicUsize>);
 
+/// The word that an order raises ([`Order::then`]). If the device does not take the order, or is lost, the thread raises the word.
+#[derive(Clone)]
+pub struct EndWord {
+    memory: HostMemory,
+    offset: u64,
+    value: u32,
+}
+
 /// Makes an order, after the device got the memory for it.
 type Make = Box<dyn FnOnce(&mut dyn Device) -> Result<Order, DeviceError> + Send>;
 
@@ -72,8 +81,15 @@ type Cancelled = Arc<Mutex<HashSet<OrderNumber>>>;
 pub struct Busy;
 
 enum Request {
-    Copy(OrderNumber, Make, OrderPlace),
+    Copy(Make, Taken),
     Call(Call),
+}
+
+/// An order whose end nobody has heard.
+struct Taken {
+    number: OrderNumber,
+    then: Option<EndWord>,
+    place: OrderPlace,
 }
 
 /// How long nothing happened.
@@ -88,7 +104,7 @@ struct Worker {
     requests: Receiver<Request>,
     hear: Hear,
     cancelled: Cancelled,
-    running: Vec<(OrderNumber, OrderPlace)>,
+    running: Vec<Taken>,
     /// The device. It is dropped before the other fields, while its users can still hear of it.
     device: Option<Box<dyn Device>>,
 }
@@ -126,29 +142,30 @@ impl DeviceThread {
         Ok(Self { ring, limit: orders, outstanding: Arc::default(), cancelled, thread })
     }
 
-    /// Hands an order to the thread.
+    /// Hands an order to the thread; `then` as for [`DeviceThread::submit_made`].
     ///
     /// # Errors
     /// [`Busy`], with nothing done, if too many orders are under way.
-    pub fn submit(&self, number: OrderNumber, order: Order) -> Result<(), Busy> {
-        self.submit_made(number, move |_| Ok(order))
+    pub fn submit(&self, number: OrderNumber, order: Order, then: Option<EndWord>) -> Result<(), Busy> {
+        self.submit_made(number, then, move |_| Ok(order))
     }
 
     /// Hands an order to the thread that `make` makes there: it may need memory that has yet to be attached. An error of `make`
-    /// refuses the copy.
+    /// refuses the copy. The thread raises `then`, the word of the order, if the device refuses the order or is lost.
     ///
     /// # Errors
     /// [`Busy`], with nothing done, if too many orders are under way.
     pub fn submit_made(
         &self,
         number: OrderNumber,
+        then: Option<EndWord>,
         make: impl FnOnce(&mut dyn Device) -> Result<Order, DeviceError> + Send + 'static,
     ) -> Result<(), Busy> {
         let place = OrderPlace(Arc::clone(&self.outstanding));
         if self.outstanding.fetch_add(1, Ordering::Relaxed) >= self.limit {
             return Err(Busy);
         }
-        self.send(Request::Copy(number, Box::new(make), place))
+        self.send(Request::Copy(Box::new(make), Taken { number, then, place }))
     }
 
     /// Has the thread do something else with its device: attach memory, register tensors. If the device is lost, `call` is
@@ -192,6 +209,24 @@ impl DeviceThread {
         self.ring.try_send(request).map_err(|error| match error {
             TrySendError::Full(_) | TrySendError::Disconnected(_) => Busy,
         })
+    }
+}
+
+impl EndWord {
+    /// The word at `offset` of `memory`, and its value at the end of the order. `None` if there is no such word, or the memory is
+    /// read-only.
+    #[must_use]
+    pub fn new(memory: HostMemory, offset: u64, value: u32) -> Option<Self> {
+        let is_there = memory.is_writable() && memory.contains(offset, 4) && offset.is_multiple_of(4);
+        is_there.then_some(Self { memory, offset, value })
+    }
+
+    fn raise(&self) {
+        let found = self.memory.word(self.offset);
+        // A device that was lost may have raised it, and later orders may have raised it further.
+        if found.wrapping_sub(self.value).cast_signed() < 0 {
+            self.memory.set_word(self.offset, self.value);
+        }
     }
 }
 
@@ -273,27 +308,26 @@ impl Worker {
 
     fn begin(&mut self, request: Request) {
         match (request, &mut self.device) {
-            (Request::Copy(number, make, place), Some(device)) => {
+            (Request::Copy(make, taken), Some(device)) => {
+                let number = taken.number;
                 let begun = guarded(|| {
                     let order = make(device.as_mut())?;
                     let is_cancelled = lock(&self.cancelled).contains(&number);
                     if is_cancelled { device.refuse(number, order) } else { device.start(number, order) }
                 });
                 match begun {
-                    Ok(()) => self.running.push((number, place)),
+                    Ok(()) => self.running.push(taken),
                     Err(error @ DeviceError::Lost(_)) => {
-                        self.running.push((number, place));
+                        self.running.push(taken);
                         self.lose(error);
                     }
                     Err(error) => {
                         tracing::debug!(%error, "a copy was refused");
-                        (self.hear)(DeviceReport::Done { number, result: Err(CopyError::Refused), place });
+                        self.give_up_order(taken, CopyError::Refused);
                     }
                 }
             }
-            (Request::Copy(number, _, place), None) => {
-                (self.hear)(DeviceReport::Done { number, result: Err(CopyError::Refused), place });
-            }
+            (Request::Copy(_, taken), None) => self.give_up_order(taken, CopyError::Refused),
             (Request::Call(call), Some(device)) => {
                 let done = guarded(|| {
                     call(device.as_mut());
@@ -313,10 +347,10 @@ impl Worker {
             match event {
                 Event::Layers { number, done } => (self.hear)(DeviceReport::Layers { number, done }),
                 Event::Done { number, result } => {
-                    let Some(at) = self.running.iter().position(|running| running.0 == number) else {
+                    let Some(at) = self.running.iter().position(|running| running.number == number) else {
                         continue;
                     };
-                    let (_, place) = self.running.swap_remove(at);
+                    let Taken { place, .. } = self.running.swap_remove(at);
                     (self.hear)(DeviceReport::Done { number, result, place });
                 }
             }
@@ -328,10 +362,18 @@ impl Worker {
     fn lose(&mut self, error: DeviceError) {
         tracing::error!(%error, "a device is lost: all its copies fail");
         (self.hear)(DeviceReport::Lost(error));
-        for (number, place) in self.running.drain(..) {
-            (self.hear)(DeviceReport::Done { number, result: Err(CopyError::Lost), place });
+        for taken in std::mem::take(&mut self.running) {
+            self.give_up_order(taken, CopyError::Lost);
         }
         self.give_up();
+    }
+
+    /// Ends an order that no device ends.
+    fn give_up_order(&mut self, Taken { number, then, place }: Taken, error: CopyError) {
+        if let Some(then) = then {
+            then.raise();
+        }
+        (self.hear)(DeviceReport::Done { number, result: Err(error), place });
     }
 
     /// Only a device that could be closed is known to touch nothing.

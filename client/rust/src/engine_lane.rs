@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 
 use larder_device::order::MAX_COPIES;
-use larder_device::thread::Busy;
+use larder_device::thread::{Busy, EndWord};
 use larder_device::{
     Device, DeviceError, DeviceThread, Direction, EngineMemory, HostMemory, Order, OrderNumber, PageCopy,
     PagedLayout, RegionId, RegionOffset, TensorsId, Work,
@@ -77,7 +77,8 @@ pub struct SavePages {
 pub struct CopyFlags {
     /// Word and value: the copy begins when the word reaches the value.
     pub after: Option<(u32, u32)>,
-    /// Word and value: the copy raises the word by one for each layer that is done.
+    /// Word and value: the copy raises the word by one for each layer that is done. A copy that fails, is refused or lost raises it
+    /// to the end.
     pub then: Option<(u32, u32)>,
 }
 
@@ -315,6 +316,10 @@ impl EngineLane {
         held.link().pinners.add(&self.pinning);
         let copied = self.copies.begin(number, held).ok_or(LaneError::Gone)?;
         let of_copy = Arc::clone(&copied);
+        let end_word = flags.then.and_then(|(word, value)| {
+            let value = value.wrapping_add(layers.end - layers.start);
+            EndWord::new(self.flags.clone(), u64::from(word) * 4, value)
+        });
         let make = move |device: &mut dyn Device| {
             let order = || {
                 let mut regions = lock(&regions);
@@ -329,7 +334,7 @@ impl EngineLane {
             };
             order().inspect_err(|error: &DeviceError| of_copy.refused(error.clone()))
         };
-        if let Err(busy) = self.pinning.thread.submit_made(number, make) {
+        if let Err(busy) = self.pinning.thread.submit_made(number, end_word, make) {
             self.copies.forget(number);
             return Err(busy.into());
         }

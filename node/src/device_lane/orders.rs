@@ -8,11 +8,12 @@ use larder_core::{
     BlockAt, CopyDirection, DeviceCopyNumber, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, PagesCopy,
     Promoted,
 };
-use larder_device::thread::{Busy, DeviceReport};
+use larder_device::thread::{Busy, DeviceReport, EndWord};
 use larder_device::{
     BlockMove, CopyError, Device, DeviceError, Direction, Order, OrderNumber, PageCopy, RegionOffset,
     TensorsId, Work,
 };
+use larder_protocol::lane::Word;
 
 use super::{DeviceLane, Regions};
 use crate::arena::{Arena, ExtentMemory};
@@ -37,10 +38,21 @@ impl DeviceLane {
             DeviceWork::Promote(moves) => moves.iter().map(|block| shared(block.from)).collect(),
         };
         let memory = Memory { extents, pool_bytes };
-        self.submit(OrderNumber(number), move |device, regions| match work {
+        let then = match &work {
+            DeviceWork::Pages(copy) => self.end_word(copy),
+            DeviceWork::Promote(_) => None,
+        };
+        self.submit(OrderNumber(number), then, move |device, regions| match work {
             DeviceWork::Pages(copy) => memory.pages(device, regions, &copy),
             DeviceWork::Promote(moves) => memory.blocks(device, regions, &moves),
         })
+    }
+
+    /// The word that a copy raises, at the end of the copy.
+    fn end_word(&self, copy: &PagesCopy) -> Option<EndWord> {
+        let Word { word, value } = copy.words.then?;
+        let value = value.wrapping_add(copy.layers.end - copy.layers.start);
+        EndWord::new(self.words.get(&copy.session)?.host_memory(), u64::from(word) * 4, value)
     }
 
     /// The core's event for a report.

@@ -426,7 +426,7 @@ fn a_thread_opens_its_gpu_and_gives_it_up_at_its_end() {
     let paged = paged.recv().unwrap();
     let order = paged.order(Direction::Save, false, &[3, 4]);
     let expected = paged.image().after(&paged, &order, paged.layout.layers());
-    thread.submit(OrderNumber(1), order).unwrap();
+    thread.submit(OrderNumber(1), order, None).unwrap();
     thread.join();
     let told: Vec<_> = reports.iter().collect();
     assert!(

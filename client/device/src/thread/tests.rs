@@ -34,7 +34,7 @@ impl Lane {
             .call(move |device| {
                 let all = layouts();
                 let (_, layout, regions) = all[of_call.usize(0..all.len())].clone();
-                let import = |device: &mut dyn Device, memory: crate::HostMemory| {
+                let import = |device: &mut dyn Device, memory: HostMemory| {
                     own.share(memory.clone());
                     device.import(EngineMemory::Own { address: 0, bytes: memory.bytes() }).unwrap()
                 };
@@ -55,7 +55,7 @@ impl Lane {
         }
         self.last_number += 1;
         let number = OrderNumber(self.last_number);
-        self.thread.submit(number, order.clone()).unwrap();
+        self.thread.submit(number, order.clone(), None).unwrap();
         (number, order)
     }
 
@@ -219,11 +219,37 @@ fn an_order_given_up_before_it_begins_raises_its_flag() {
     order.then = Some(crate::Flag { word: lane.paged.word(), value: 0 });
     let given_up = OrderNumber(9);
     lane.paged.arena.set_word(lane.paged.word().offset, 0);
-    lane.thread.submit(given_up, order.clone()).unwrap();
+    lane.thread.submit(given_up, order.clone(), None).unwrap();
     lane.thread.cancel(given_up).unwrap();
     lane.control.release_calls();
     assert_eq!(lane.until_both_done(busy, given_up), [Ok(()), Err(CopyError::Refused)]);
     assert_eq!(lane.paged.arena.word(lane.paged.word().offset), order.work.layers());
+}
+
+#[test]
+fn an_order_that_no_device_ends_raises_its_flag() {
+    let mut lane = Lane::start(10);
+    let flags = HostMemory::allocate(4_096).unwrap();
+    let mut words = (0..).map(|number| number * 4);
+    let mut submit = |lane: &mut Lane, make: Result<Order, DeviceError>, end: Result<(), CopyError>| {
+        let (number, offset) = (OrderNumber(100 + lane.last_number), words.next().unwrap());
+        lane.last_number += 1;
+        flags.set_word(offset, 7);
+        let then = EndWord::new(flags.clone(), offset, 9);
+        lane.thread.submit_made(number, then, move |_| make).unwrap();
+        assert_eq!(lane.until_done(number), end);
+        assert_eq!(flags.word(offset), 9, "somebody waits for ever");
+    };
+    submit(&mut lane, Err(DeviceError::Unknown), Err(CopyError::Refused));
+    let order = lane.paged.order(Direction::Save, false, &[0, 0]);
+    let unknown = Order { work: crate::Work::Blocks(Vec::new()), ..order.clone() };
+    submit(&mut lane, Ok(unknown), Err(CopyError::Refused));
+    lane.control.fail_next(Fault::Lose { after: 0 });
+    submit(&mut lane, Ok(order.clone()), Err(CopyError::Lost));
+    submit(&mut lane, Ok(order), Err(CopyError::Refused));
+    lane.thread.join();
+    let missing = [(4_096, &flags), (2, &flags)];
+    assert!(missing.iter().all(|&(at, memory)| EndWord::new(memory.clone(), at, 0).is_none()));
 }
 
 #[test]
@@ -232,14 +258,14 @@ fn orders_are_refused_when_all_places_are_taken() {
     lane.control.hold_calls();
     let order = lane.paged.order(Direction::Save, false, &[0, 1]);
     for number in 0..ORDERS as u64 {
-        assert_eq!(lane.thread.submit(OrderNumber(number), order.clone()), Ok(()));
+        assert_eq!(lane.thread.submit(OrderNumber(number), order.clone(), None), Ok(()));
     }
-    assert_eq!(lane.thread.submit(OrderNumber(99), order.clone()), Err(Busy));
+    assert_eq!(lane.thread.submit(OrderNumber(99), order.clone(), None), Err(Busy));
     assert_eq!(lane.thread.outstanding(), ORDERS);
     lane.control.release_calls();
     let first = lane.reports.iter().find(|report| matches!(report, DeviceReport::Done { .. })).unwrap();
     drop(first);
-    assert_eq!(lane.thread.submit(OrderNumber(100), order), Ok(()));
+    assert_eq!(lane.thread.submit(OrderNumber(100), order, None), Ok(()));
     lane.thread.join();
 }
 
@@ -250,7 +276,7 @@ fn a_device_that_cannot_be_opened_is_told_and_refuses_all() {
     let thread = DeviceThread::start("device-test", 1, open, move |report| drop(hear.send(report))).unwrap();
     assert!(matches!(reports.recv().unwrap(), DeviceReport::Lost(DeviceError::Absent(_))));
     let lane = Lane::start(4);
-    thread.submit(OrderNumber(1), lane.paged.order(Direction::Save, false, &[0, 1])).unwrap();
+    thread.submit(OrderNumber(1), lane.paged.order(Direction::Save, false, &[0, 1]), None).unwrap();
     let refused = reports.recv().unwrap();
     assert!(matches!(
         refused,
