@@ -61,7 +61,7 @@ pub struct CudaOptions {
     /// Thread blocks of a kernel between pages and a staging buffer: enough to be faster than the bus.
     pub staged_blocks: u32,
     /// Whether other processes compute on the GPU, and this one only copies. Each kernel then takes the whole GPU from them for its
-    /// time: forms without kernels are preferred by far.
+    /// time: forms without kernels are preferred by far. And the context is the device's own: a device that failed ends it.
     pub only_copies: bool,
     /// The form of every copy that can have it. With `None`, measurements choose the form.
     pub form: Option<Form>,
@@ -405,8 +405,10 @@ impl Device for CudaDevice {
         if !self.is_lost {
             self.lose(&error);
         }
-        // Only a fatal error has broken all that others of this process have in the context.
-        let reset = if error.is_fatal() { self.context.reset() } else { Err(error) };
+        // In an engine the context is the engine's too, whose own threads may use it now. Only a fatal error has broken all that
+        // others of a process have in it.
+        let may_reset = self.options.only_copies && error.is_fatal();
+        let reset = if may_reset { self.context.reset() } else { Err(error) };
         if reset.is_ok() {
             self.registry.take_regions().for_each(CudaRegion::abandon);
         }

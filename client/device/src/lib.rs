@@ -10,8 +10,8 @@
 //! why.
 //!
 //! Memory is reused on positive knowledge. A caller is told of a stalled copy at its deadline, but the memory stays quarantined
-//! until the device says that the copy ended, or is closed. After a device failed, only closing its context proves that nothing
-//! goes on; if that fails too, the memory is never used again.
+//! until the device says that the copy ended, or is closed. After a device failed, only the end of its context proves that nothing
+//! goes on. If that fails too, or if the context is an engine's own, the memory is never used again.
 
 pub mod cuda;
 pub mod device;

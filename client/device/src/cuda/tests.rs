@@ -9,8 +9,12 @@ use crate::testing::{CHUNKS, Paged, layouts};
 use crate::thread::{DeviceReport, DeviceThread};
 
 fn open(form: Option<Form>, half_bytes: u64) -> CudaDevice {
+    open_with(CudaOptions { half_bytes, form, ..CudaOptions::default() })
+}
+
+fn open_with(options: CudaOptions) -> CudaDevice {
     fake::library();
-    CudaDevice::open(CudaOptions { half_bytes, form, ..CudaOptions::default() }).unwrap()
+    CudaDevice::open(options).unwrap()
 }
 
 /// An engine's memory is host memory here, mapped by a descriptor.
@@ -236,7 +240,8 @@ fn a_context_that_breaks_at_any_point_is_lost_and_nobody_waits_for_ever() {
     for after in 0..60 {
         let mut random = fastrand::Rng::with_seed(25);
         fake::seed(after);
-        let mut device = open(Some(Form::Staged), 64 << 10);
+        let options = CudaOptions { only_copies: true, form: Some(Form::Staged), ..CudaOptions::default() };
+        let mut device = open_with(CudaOptions { half_bytes: 64 << 10, ..options });
         let paged = paged(&mut device, 0, &mut random);
         let mut order = paged.order(Direction::Load, true, &paged.pages(&mut random));
         order.then = Some(Flag { word: paged.word(), value: 0 });
@@ -256,6 +261,22 @@ fn a_context_that_breaks_at_any_point_is_lost_and_nobody_waits_for_ever() {
         }
         fake::break_after(-1);
     }
+}
+
+#[test]
+fn the_context_of_an_engine_is_never_ended_under_it() {
+    let mut random = fastrand::Rng::with_seed(34);
+    let mut device = open(None, 1 << 20);
+    let paged = paged(&mut device, 0, &mut random);
+    let started = fake::held();
+    fake::break_after(0);
+    device.start(OrderNumber(1), paged.order(Direction::Save, false, &paged.pages(&mut random))).unwrap();
+    let lost = until_done(&mut device, OrderNumber(1));
+    assert!(matches!(lost, Err(DeviceError::Lost(_))), "{lost:?}");
+    let closed = Box::new(device).close();
+    assert!(matches!(closed, Err(DeviceError::Lost(_))), "{closed:?}");
+    assert_eq!(fake::held()[0], started[0], "the engine's context is there");
+    assert!(paged.arena.holders() > 1, "and memory that the GPU may touch is kept");
 }
 
 #[test]
