@@ -80,6 +80,11 @@ int fake_lend(void *start, size_t bytes) {
     return 1;
 }
 
+#define REGISTERED 4096
+
+// Host memory that the driver knows, of all threads: memory is registered once. By the thread that did it.
+static struct { _Atomic(void *) start; void *by; } registered[REGISTERED];
+
 static int call(const char *name) {
     if (now.broken) return now.broken;
     if (now.others_capture && now.capture_mode != 2) return 900;
@@ -196,6 +201,8 @@ int cuDevicePrimaryCtxReset_v2(int device) {
     CALL();
     now.contexts = 0;
     now.pinned = 0;
+    for (int i = 0; i < REGISTERED; i++)
+        if (registered[i].start && registered[i].by == &now) registered[i].start = NULL;
     for (stream_t *s = now.streams; s; s = s->next) s->count = s->first = 0;
     return 0;
 }
@@ -225,12 +232,26 @@ int cuMemGetAddressRange_v2(ptr_t *start, size_t *bytes, ptr_t address) {
     return 1;
 }
 int cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags) {
-    (void)start; (void)bytes; (void)flags;
+    (void)bytes; (void)flags;
     CALL();
-    now.pinned++;
-    return 0;
+    for (int i = 0; i < REGISTERED; i++)
+        if (registered[i].start == start) return 712;
+    for (int i = 0; i < REGISTERED; i++) {
+        void *none = NULL;
+        if (!__atomic_compare_exchange_n((void **)&registered[i].start, &none, start, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            continue;
+        registered[i].by = &now;
+        now.pinned++;
+        return 0;
+    }
+    return 2;
 }
-int cuMemHostUnregister(void *start) { (void)start; now.pinned--; return 0; }
+int cuMemHostUnregister(void *start) {
+    now.pinned--;
+    for (int i = 0; i < REGISTERED; i++)
+        if (registered[i].start == start) { registered[i].start = NULL; return 0; }
+    return 713;
+}
 int cuMemHostGetDevicePointer_v2(ptr_t *address, void *start, unsigned flags) {
     (void)flags;
     CALL();

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use larder_device::HostMemory;
 use larder_protocol::checksum::{BlockSummer, Stores};
@@ -19,6 +19,13 @@ pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
     writable: bool,
+    /// What devices have of it.
+    lent: Mutex<Weak<Lent>>,
+}
+
+/// A mapping as it is lent to devices: all of them hold it once.
+struct Lent {
+    _mapping: Arc<Mapping>,
 }
 
 /// The reason why a descriptor cannot be mapped as memory.
@@ -136,10 +143,13 @@ impl Mapping {
         self.start.as_ptr()
     }
 
-    /// The mapping as memory for copies by a device. It stays mapped as long as the result lives.
+    /// The mapping as memory for copies by a device. It stays mapped as long as the result lives. All such values together hold the
+    /// mapping once.
     #[must_use]
     pub fn host_memory(self: &Arc<Self>) -> HostMemory {
-        let owner = Arc::clone(self);
+        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        let owner = lent.upgrade().unwrap_or_else(|| Arc::new(Lent { _mapping: Arc::clone(self) }));
+        *lent = Arc::downgrade(&owner);
         // SAFETY: the mapping stays as it is for as long as `owner` lives, and nobody makes references into it.
         unsafe { HostMemory::from_raw(self.start, self.len(), self.writable, owner) }
     }
@@ -182,7 +192,7 @@ impl Mapping {
         let start = unsafe { mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, descriptor, 0) };
         let start = start.map_err(os("map"))?;
         let start = NonNull::new(start.cast()).ok_or(MappingError::NotAFile)?;
-        let mapping = Self { start, bytes: length, writable };
+        let mapping = Self { start, bytes: length, writable, lent: Mutex::default() };
         // SAFETY: the range is the mapping made above. The advice changes nothing in this process. A forked child lacks the
         // mapping; code there may make only async-signal-safe calls, so it does not use this value.
         unsafe { madvise(start.as_ptr().cast(), length, Advice::LinuxDontFork) }

@@ -4,11 +4,13 @@
 //! an old one, gives an error. Values that the driver keeps end with their Rust values, in the context that made them.
 #![expect(unsafe_code, reason = "calls a C library")]
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::ptr;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
 
@@ -71,7 +73,18 @@ pub(super) struct PinnedMemory {
     memory: HostMemory,
     address: u64,
     _context: Context,
+    pins: Pins,
 }
+
+/// The number of [`PinnedMemory`]s of one piece of memory. The driver takes each piece only once in a process, and several devices
+/// may use it.
+struct Pins {
+    piece: Piece,
+    count: Arc<Mutex<usize>>,
+}
+
+/// Address and bytes.
+type Piece = (usize, u64);
 
 pub(super) struct Stream {
     raw: sys::CUstream,
@@ -320,17 +333,19 @@ impl PinnedMemory {
         let (start, bytes) = (memory.as_ptr().cast::<c_void>(), memory.bytes() as usize);
         let flags =
             if memory.is_writable() { PORTABLE | DEVICE_MAP } else { PORTABLE | DEVICE_MAP | READ_ONLY };
-        let mut address = 0;
-        // SAFETY: the range is mapped for as long as `memory` lives, which this value keeps until it is unpinned.
-        unsafe {
-            check("cuMemHostRegister", sys::cuMemHostRegister_v2(start, bytes, flags))?;
-            let pointer = sys::cuMemHostGetDevicePointer_v2(&raw mut address, start, 0);
-            if let Err(error) = check("cuMemHostGetDevicePointer", pointer) {
-                log("cuMemHostUnregister", sys::cuMemHostUnregister(start));
-                return Err(error);
-            }
+        let pins = Pins::of(&memory);
+        let mut count = lock(&pins.count);
+        if *count == 0 {
+            // SAFETY: the range is mapped for as long as `memory` lives, which each of its values keeps until it is unpinned.
+            check("cuMemHostRegister", unsafe { sys::cuMemHostRegister_v2(start, bytes, flags) })?;
         }
-        Ok(Self { memory, address, _context: context.clone() })
+        *count += 1;
+        drop(count);
+        let mut pinned = Self { memory, address: 0, _context: context.clone(), pins };
+        // SAFETY: the memory was registered, and the pointer is to a live value of the right type.
+        let pointer = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pinned.address, start, 0) };
+        check("cuMemHostGetDevicePointer", pointer)?;
+        Ok(pinned)
     }
 
     pub(super) fn memory(&self) -> &HostMemory {
@@ -345,15 +360,38 @@ impl PinnedMemory {
     /// Lets go of the memory without the driver, whose context has ended.
     pub(super) fn abandon(self) {
         let pinned = ManuallyDrop::new(self);
+        *lock(&pinned.pins.count) -= 1;
         // SAFETY: `pinned` is neither used nor dropped afterwards.
-        drop(unsafe { ptr::read(&raw const pinned.memory) });
+        drop(unsafe { (ptr::read(&raw const pinned.memory), ptr::read(&raw const pinned.pins)) });
     }
 }
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        // SAFETY: pinned once by `pin`. Copies that use it have ended: the registry keeps it until then.
-        log("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(self.memory.as_ptr().cast()) });
+        let mut count = lock(&self.pins.count);
+        *count -= 1;
+        if *count == 0 {
+            // SAFETY: the first of its values pinned it, and this is the last one. Copies that use it have ended: the registry
+            // keeps it until then.
+            log("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(self.memory.as_ptr().cast()) });
+        }
+    }
+}
+
+impl Pins {
+    fn of(memory: &HostMemory) -> Self {
+        let piece = (memory.as_ptr() as usize, memory.bytes());
+        Self { piece, count: Arc::clone(lock(&PINS).entry(piece).or_default()) }
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let mut all = lock(&PINS);
+        // The table has the other one.
+        if Arc::strong_count(&self.count) == 2 {
+            all.remove(&self.piece);
+        }
     }
 }
 
@@ -610,6 +648,14 @@ pub(super) fn check_library() -> Result<(), NoCuda> {
     }
     Ok(())
 }
+
+/// Locks; no code panics while it holds the lock.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The pinned pieces of memory of this process. Locked for a moment only: a driver that hangs holds up no other device.
+static PINS: Mutex<BTreeMap<Piece, Arc<Mutex<usize>>>> = Mutex::new(BTreeMap::new());
 
 /// All functions that this file calls.
 const FUNCTIONS: [&str; 41] = [

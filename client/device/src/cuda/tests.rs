@@ -280,6 +280,24 @@ fn the_context_of_an_engine_is_never_ended_under_it() {
 }
 
 #[test]
+fn two_devices_of_a_process_pin_one_piece_of_memory() {
+    let mut devices = [open(None, 1 << 20), open(None, 1 << 20)];
+    let memory = HostMemory::allocate(4_096).unwrap();
+    let before = fake::held()[2];
+    for device in &mut devices {
+        device.attach(memory.clone()).unwrap();
+    }
+    assert_eq!(fake::held()[2], before + 1);
+    let [first, second] = devices;
+    Box::new(first).close().unwrap();
+    assert_eq!(fake::held()[2], before + 1, "the other needs it");
+    close(second);
+    let mut third = open(None, 1 << 20);
+    third.attach(memory).unwrap();
+    close(third);
+}
+
+#[test]
 fn an_error_that_leaves_the_context_whole_does_not_end_it_for_others_of_the_process() {
     let mut random = fastrand::Rng::with_seed(30);
     let of_another = open(None, 1 << 20);

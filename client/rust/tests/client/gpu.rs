@@ -123,7 +123,9 @@ fn memory_by_too_many_descriptors_is_refused_and_the_session_goes_on() {
 
 #[test]
 fn the_end_of_a_session_unpins_its_memory_and_that_of_leases_when_they_end() {
-    let (lane, tensors) = gpu();
+    let lanes = [gpu(), gpu()];
+    // Also waits for what the devices were asked before.
+    let wait = || lanes.iter().for_each(|(lane, _)| drop(lane.device_name().unwrap()));
     for is_leased_on in [false, true] {
         let (tell, told) = mpsc::channel();
         let (socket, node) = node(move |mut node| tell.send(grant(&mut node)).unwrap());
@@ -132,16 +134,15 @@ fn the_end_of_a_session_unpins_its_memory_and_that_of_leases_when_they_end() {
         let namespace = session.register(&one_block(), &[0], &[PAGE_BYTES]).wait().unwrap();
         let asked: Chain = Chain { hashes: vec![ChunkHash([0; 32])], ..chain(1) };
         let lease = Arc::new(session.lease(&namespace, &asked).wait().unwrap());
-        load(&lane, &tensors, &lease);
+        lanes.iter().for_each(|(lane, tensors)| load(lane, tensors, &lease));
         let memory = told.recv().unwrap();
         node.join().unwrap();
         let lease = is_leased_on.then_some(lease);
         assert!(!session.is_open());
-        // Also waits for what the device was asked before.
-        lane.device_name().unwrap();
+        wait();
         assert_eq!(is_mapped(memory), is_leased_on, "a lease reads it");
         drop(lease);
-        lane.device_name().unwrap();
+        wait();
         assert!(!is_mapped(memory), "a handle of the session does not read it");
         drop(session);
     }
