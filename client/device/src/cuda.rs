@@ -189,8 +189,9 @@ impl CudaDevice {
     /// A table with room for `entries` entries.
     fn table(&mut self, entries: usize) -> Result<KernelTable, CudaError> {
         let bytes = entries as u64 * ENTRY_BYTES;
-        match self.tables.iter().position(|table| table.bytes() >= bytes) {
-            Some(number) => Ok(self.tables.swap_remove(number)),
+        let fitting = self.tables.iter().enumerate().filter(|(_, table)| table.bytes() >= bytes);
+        match fitting.min_by_key(|(_, table)| table.bytes()) {
+            Some((number, _)) => Ok(self.tables.swap_remove(number)),
             None => KernelTable::new(&self.context, bytes.next_power_of_two().max(SMALLEST_TABLE)),
         }
     }
@@ -220,9 +221,9 @@ impl CudaDevice {
             self.spare_events.push(start);
         }
         self.spare_events.push(end);
-        let is_kept =
-            |table: &KernelTable| self.tables.len() < MOST_TABLES && table.bytes() <= LARGEST_KEPT_TABLE;
-        self.tables.extend(table.filter(is_kept));
+        // The driver frees memory only when everything in the context has ended, the engine's kernels too.
+        let kept: u64 = self.tables.iter().map(KernelTable::bytes).sum();
+        self.tables.extend(table.filter(|table| kept + table.bytes() <= KEPT_TABLES_BYTES));
         if has_failed {
             self.release_waiters(&order);
         }
@@ -473,9 +474,8 @@ const ALIGNMENT: u64 = crate::layout::ALIGNMENT;
 /// Room for 4,096 pages.
 const SMALLEST_TABLE: u64 = 64 << 10;
 
-/// Tables that are kept for later orders, and their largest size.
-const MOST_TABLES: usize = 16;
-const LARGEST_KEPT_TABLE: u64 = 2 << 20;
+/// Bytes of all tables that are kept for later orders, until the device is closed.
+const KEPT_TABLES_BYTES: u64 = 64 << 20;
 
 #[cfg(test)]
 mod tests;

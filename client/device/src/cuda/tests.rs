@@ -298,6 +298,24 @@ fn two_devices_of_a_process_pin_one_piece_of_memory() {
 }
 
 #[test]
+fn tables_of_orders_that_ended_are_not_freed_beside_the_engines_work() {
+    let mut random = fastrand::Rng::with_seed(35);
+    let mut device = open(Some(Form::Direct), 1 << 20);
+    let paged = paged(&mut device, 0, &mut random);
+    let pages = paged.pages(&mut random);
+    for number in 0..20 {
+        device.start(OrderNumber(number), paged.order(Direction::Save, false, &pages)).unwrap();
+    }
+    let held = fake::held();
+    let mut events = Vec::new();
+    while events.len() < 20 {
+        device.poll(&mut events).unwrap();
+    }
+    assert_eq!(fake::held(), held);
+    close(device);
+}
+
+#[test]
 fn an_error_that_leaves_the_context_whole_does_not_end_it_for_others_of_the_process() {
     let mut random = fastrand::Rng::with_seed(30);
     let of_another = open(None, 1 << 20);
@@ -344,7 +362,7 @@ fn a_long_order_of_many_layers_takes_no_more_memory_than_a_long_order_of_one() {
     let layout = PagedLayout::new(spec, &regions).unwrap();
     // The smaller staging buffer has room for one plane at a time.
     for (half_bytes, by_layer, pages, kept) in [
-        (1 << 20, true, 8_192, vec![]),
+        (1 << 20, true, 8_192, vec![4 << 20]),
         (1 << 20, true, 65_536, vec![1 << 20]),
         (64, false, 65_536, vec![1 << 20]),
     ] {
