@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::fstat;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 /// A piece of host memory, alive as long as any clone.
 ///
@@ -31,7 +31,8 @@ struct Pages {
 }
 
 impl HostMemory {
-    /// New memory, all zeros, on page boundaries.
+    /// New memory, all zeros, on page boundaries. A forked child does not have it: else the first write after a fork would move the
+    /// pages, and a device would go on with the old ones.
     ///
     /// # Errors
     /// Fails if there is no memory, or `bytes` is 0.
@@ -43,6 +44,8 @@ impl HostMemory {
         }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let owner = Arc::new(Pages { start, bytes: length });
+        // SAFETY: the pages were just mapped. A forked child never uses them.
+        unsafe { madvise(start.as_ptr().cast(), length, Advice::LinuxDontFork) }?;
         Ok(Self { start, bytes, is_writable: true, _owner: owner })
     }
 
@@ -202,4 +205,26 @@ pub(crate) fn read_only(start: NonNull<u8>, memory: HostMemory) -> HostMemory {
     let bytes = memory.bytes;
     // SAFETY: the owner is the memory itself.
     unsafe { HostMemory::from_raw(start, bytes, false, Arc::new(memory)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_lacks_the_memory() {
+        let memory = HostMemory::allocate(4_096).unwrap();
+        let at = memory.as_ptr() as u64;
+        let is_its_range = |line: &&str| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let range = range.and_then(|(start, end)| {
+                Some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
+            });
+            range.is_some_and(|range| range.contains(&at))
+        };
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = smaps.lines().skip_while(|line| !is_its_range(line));
+        let flags = lines.find(|line| line.starts_with("VmFlags")).unwrap();
+        assert!(flags.split(' ').any(|flag| flag == "dc"), "{flags}");
+    }
 }
