@@ -5,6 +5,7 @@ import ctypes
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 
 CURRENT = threading.local()
@@ -31,11 +32,10 @@ class Event:
 def install(library: str) -> None:
     """Installs the stand-ins; `library` is the driver."""
     driver = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-    import torch
-
-    torch.cuda.Event = Event
-    torch.cuda.set_device = partial(setattr, CURRENT, "device")
     from larder_kv.vllm import device, worker
+
+    # Only there: vLLM on CPUs puts events that do nothing in the place of PyTorch's.
+    device.torch = SimpleNamespace(cuda=SimpleNamespace(Event=Event, set_device=partial(setattr, CURRENT, "device")))
 
     def device_of(tensors, storages):
         assert {tensor.device.type for tensor in tensors} == {"cpu"}
