@@ -256,11 +256,20 @@ export interface Said<T> {
   error: string | null;
 }
 
-// The link from the coordinator's administrator ends with `#token=...`. The token stays in this tab.
-const given = /(?:^#|&)token=([^&]+)/.exec(location.hash);
-if (given?.[1]) {
-  sessionStorage.setItem("token", decodeURIComponent(given[1]));
+/// Takes the token of the address, if there is one: the link from the coordinator's administrator ends with `#token=...`. The token
+/// stays in this tab.
+export function takeToken(): boolean {
+  const given = /(?:^#|&)token=([^&]+)/.exec(location.hash)?.[1];
+  if (!given) return false;
+  let token = given;
+  try {
+    token = decodeURIComponent(given);
+  } catch {
+    // Its percent signs stand for themselves.
+  }
+  sessionStorage.setItem("token", token);
   history.replaceState(null, "", location.pathname);
+  return true;
 }
 
 async function ask(path: string, body?: unknown): Promise<unknown> {

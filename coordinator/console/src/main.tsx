@@ -2,6 +2,7 @@
 
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { takeToken } from "./api";
 import { Cluster } from "./cluster";
 import { Prompt } from "./prompt";
 import { Tenants } from "./tenants";
@@ -26,9 +27,11 @@ const chosen = (): Name => {
 
 function Console() {
   const [name, setName] = useState<Name>(chosen());
+  const [tokens, setTokens] = useState(0);
   const heading = useRef<HTMLHeadingElement>(null);
   useEffect(() => {
     const change = () => {
+      if (takeToken()) setTokens((before) => before + 1);
       setName(chosen());
       heading.current?.focus();
     };
@@ -62,10 +65,11 @@ function Console() {
         <h1 tabIndex={-1} ref={heading}>
           {title}
         </h1>
-        <Page />
+        <Page key={tokens} />
       </main>
     </>
   );
 }
 
+takeToken();
 render(<Console />, document.getElementById("app")!);
