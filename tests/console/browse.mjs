@@ -275,5 +275,19 @@ const chunks = await longest(async () => {
   await page.getByRole("button", { name: "long" }).click();
   await page.getByText("9,500 more").waitFor();
 });
+// Another lookup is explained alone, or its error is shown.
+const small = { ...lookup, runs: [{ ...runs[0], to: 1, outcome: "never_stored", tier: null }], chunks: 1 };
+const [first, second] = ["first", "second"].map((request, at) => ({ ...small, request, number: at, hashes: [request] }));
+await page.route("**/console/nodes**", (route) => {
+  const path = new URL(route.request().url()).searchParams.get("path");
+  if (path === "/explain" && !route.request().postData().includes("first")) return route.fulfill({ status: 503, body: "it cannot be explained" });
+  const said = path === "/explain" ? [{ runs: [{ ...runs[1], from: 0, to: 1 }] }] : [first, second];
+  return route.fulfill({ json: [{ node: path === "/explain" ? "node-1" : "node-0", said, error: null }] });
+});
+await page.getByRole("button", { name: "first", exact: true }).click();
+await reasons.getByText(/Evicted by need/).waitFor();
+await page.getByRole("button", { name: "second", exact: true }).click();
+await reasons.getByText("it cannot be explained").waitFor();
+assert.equal(await reasons.getByText(/Evicted by/).count(), 0, "the other lookup's evictions are gone");
 say("scale", `longest frame ${tiles} ms with 256 nodes, ${chunks} ms with 10,000 outcomes of a prompt`);
 await browser.close();

@@ -32,12 +32,13 @@ export function share(part: number, whole: number): string {
   return `${shown.toFixed(1)} %`;
 }
 
-/// Asks now and at intervals. Returns the last answer and the last error.
+/// Asks now and at intervals. Returns the last answer and the last error; neither, at first, when `of` changes.
 export function useEvery<T>(milliseconds: number, ask: () => Promise<T>, of: unknown[] = []) {
   const [state, setState] = useState<{ value?: T; error?: string }>({});
   useEffect(() => {
     let over = false;
     let timer = 0;
+    setState({});
     const run = async () => {
       try {
         const value = await ask();

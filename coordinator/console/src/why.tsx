@@ -114,7 +114,7 @@ function Explained({ lookup, close }: { lookup: Found; close: () => void }) {
       .filter((run) => run.evicted && run.evicted.unix_ms <= lookup.unix_ms)
       .filter((run) => lookup.runs.some((mine) => open(mine) && run.from < mine.to && mine.from < run.to));
   };
-  const { value } = useEvery(60000, others, [lookup]);
+  const { value, error } = useEvery(60000, others, [lookup]);
   return (
     <section class="tile" aria-label="Why was this a miss?">
       <h2>
@@ -129,6 +129,7 @@ function Explained({ lookup, close }: { lookup: Found; close: () => void }) {
         {lookup.trace ? ` Trace ${lookup.trace}.` : ""}
       </p>
       <Trouble text={lookup.refused} />
+      <Trouble text={error} />
       <Runs runs={[...lookup.runs.map((run) => ({ ...run, node: lookup.node })), ...(value ?? [])]} at={lookup.unix_ms} />
       {lookup.other_namespaces.map((other) => (
         <p key={other.fingerprint}>
