@@ -168,6 +168,9 @@ assert.equal(new URL(admin.url()).hash, "", "the token stays out of the address"
 await admin.getByLabel("Eviction policy").selectOption("lru");
 await press(admin, "Set on all nodes");
 await tile(admin, "node-0").getByText(/sessions, lru/).waitFor();
+const results = admin.locator("div.fields").getByRole("status").or(admin.locator("div.fields").getByRole("alert"));
+await admin.getByLabel("Eviction policy").selectOption("fifo");
+assert.equal(await results.count(), 0, "another change has no result yet");
 const lost = admin.getByRole("table", { name: "Lost nodes" }).getByRole("row", { name: /node-1/ });
 await press(lost, "Forget");
 await lost.waitFor({ state: "detached" });

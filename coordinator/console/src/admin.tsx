@@ -20,14 +20,23 @@ function outcome(said: Said<true | Purged | Pinned[]>[]): string {
   return `Pinned at ${count(pins.length)} devices, ${count(Math.max(...pins.map((pin) => pin.chunks)))} chunks at most, for ${seconds(Math.min(...pins.map((pin) => pin.seconds)))}.`;
 }
 
-/// Makes a change when the user asks for it a second time.
-function Do({ what, wanted }: { what: string; wanted: Change }) {
+interface Asked {
+  what: string;
+  wanted: Change;
+}
+
+/// Makes a change when the user asks for it a second time. Another change begins anew, without the result of the one before.
+const Do = (asked: Asked) => <Once key={JSON.stringify(asked.wanted)} {...asked} />;
+
+function Once({ what, wanted }: Asked) {
   const [state, setState] = useState<"idle" | "sure" | "asking">("idle");
   const [done, setDone] = useState("");
   const [trouble, setTrouble] = useState("");
   const press = async () => {
     if (state === "idle") return setState("sure");
     setState("asking");
+    setDone("");
+    setTrouble("");
     try {
       const said = await change(wanted);
       setDone(outcome(said));
