@@ -44,11 +44,11 @@ DASHBOARD = Dashboard(
         Panel(
             "How much sooner do first tokens come?",
             "s",
-            "Means over all lookups: seconds of prefill that hits save, by the speeds that engines report, beside "
-            "the time that lookups, leases and waits for prefetches take. The distance between both is the saved "
-            "time to the first token.",
+            "Means over all lookups of all tenants, whichever are chosen, since nodes time requests without their tenant: "
+            "seconds of prefill that hits save, by the speeds that engines report, beside the time that lookups, leases "
+            "and waits for prefetches take. The distance between both is the saved time to the first token.",
             {
-                "prefill saved": "sum(rate(larder_recompute_avoided_seconds_total{@t}[$__rate_interval]))"
+                "prefill saved": "sum(rate(larder_recompute_avoided_seconds_total{@n}[$__rate_interval]))"
                 ' / sum(rate(larder_request_seconds_count{@n,request="lookup"}[$__rate_interval]))',
                 "time of the cache": 'sum(rate(larder_request_seconds_sum{@n,request=~"lookup|lease|prefetch|progress|collect"}'
                 '[$__rate_interval])) / sum(rate(larder_request_seconds_count{@n,request="lookup"}[$__rate_interval]))',
