@@ -136,9 +136,10 @@ impl Source {
 }
 
 fn huge_pages(root: &Path) -> HugePool {
-    let HugePool { total_bytes, free_bytes } = HugePool::read(&root.join("sys/kernel/mm/hugepages"));
+    let HugePool { total_bytes, allowed_bytes, free_bytes } =
+        HugePool::read(&root.join("sys/kernel/mm/hugepages"));
     let limit = cgroup::huge_page_limit(root).unwrap_or(u64::MAX);
-    HugePool { total_bytes, free_bytes: free_bytes.min(limit) }
+    HugePool { total_bytes, allowed_bytes: allowed_bytes.min(limit), free_bytes: free_bytes.min(limit) }
 }
 
 /// The hard limit.

@@ -64,8 +64,9 @@ impl Limits {
     /// [`ConfigError::ArenaNotAvailable`]
     pub fn check_available(&self, host: &HostFacts) -> Result<(), ConfigError> {
         let arena_bytes = self.actors.iter().map(|actor| actor.arena.bytes()).sum();
-        let available_bytes =
-            host.available_bytes.saturating_add(near::expected_huge_bytes(&self.actors, host));
+        let ordinary = host.ordinary_bytes().saturating_sub(resolve::LEAST_LEFT_BYTES);
+        let huge = near::expected_huge_bytes(&self.actors, host);
+        let available_bytes = host.available_bytes.min(ordinary).saturating_add(huge);
         if arena_bytes > available_bytes {
             return Err(ConfigError::ArenaNotAvailable { arena_bytes, available_bytes });
         }

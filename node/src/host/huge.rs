@@ -7,6 +7,8 @@ use std::path::Path;
 pub struct HugePool {
     /// Bytes of all these pages.
     pub total_bytes: u64,
+    /// Bytes of the pages that this process may have, whoever has them now: as many as its control groups allow.
+    pub allowed_bytes: u64,
     /// Bytes of the pages that nobody has and that are promised to nobody.
     pub free_bytes: u64,
 }
@@ -20,7 +22,8 @@ impl HugePool {
         };
         let bytes = |pages: u64| pages.saturating_mul(HUGE_PAGE_BYTES);
         let free = pages("free_hugepages").saturating_sub(pages("resv_hugepages"));
-        Self { total_bytes: bytes(pages("nr_hugepages")), free_bytes: bytes(free) }
+        let total_bytes = bytes(pages("nr_hugepages"));
+        Self { total_bytes, allowed_bytes: total_bytes, free_bytes: bytes(free) }
     }
 }
 

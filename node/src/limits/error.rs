@@ -73,8 +73,8 @@ pub enum ConfigError {
         /// The machine's display controllers.
         present: Vec<PciAddress>,
     },
-    /// The arena does not fit into the memory of the machine or the node's control group. Huge pages count only if the node gets
-    /// them.
+    /// The arena does not fit into the memory of the machine or the node's control group. Huge pages count only if the node may
+    /// have them.
     #[error(
         "[host] arena_bytes is {}, {within} has {}: {}",
         exact(*arena_bytes), exact(*memory_bytes), arena_hint(*most_bytes)
@@ -84,7 +84,7 @@ pub enum ConfigError {
         arena_bytes: u64,
         /// The source of the limit.
         within: &'static str,
-        /// Available bytes: ordinary memory, and the huge pages that the node gets.
+        /// Bytes of ordinary memory, and of the huge pages that the node may have, whoever has them now.
         memory_bytes: u64,
         /// The bytes that an arena should have at most.
         most_bytes: u64,

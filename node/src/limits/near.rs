@@ -10,7 +10,7 @@ use bytesize::ByteSize;
 use super::ActorLimits;
 use crate::arena::{Binding, HugePages};
 use crate::config::ClusterConfig;
-use crate::host::{CpuSet, HUGE_PAGE_BYTES, HostFacts, PciAddress};
+use crate::host::{CpuSet, HUGE_PAGE_BYTES, HostFacts, HugePool, PciAddress};
 
 /// The CPUs, memory and interface near an actor's GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,7 +157,7 @@ pub(super) fn loosen_what_does_not_fit(
 ) {
     for (numa_node, arena_bytes) in bytes_on_nodes(actors) {
         let Some(node) = host.numa_nodes.get(&numa_node) else { continue };
-        let huge = huge_bytes(actors, Some(numa_node)).min(node.huge.free_bytes);
+        let huge = huge_bytes(actors, Some(numa_node)).min(node.huge.allowed_bytes);
         let memory_bytes = node.memory_bytes.saturating_sub(node.huge.total_bytes) + huge;
         if arena_bytes > memory_bytes {
             mismatches.push(Mismatch::ArenasTooLarge { numa_node, arena_bytes, memory_bytes });
@@ -169,12 +169,22 @@ pub(super) fn loosen_what_does_not_fit(
 
 /// Bytes of the arenas that will be in huge pages, as far as huge pages are free now.
 pub(super) fn expected_huge_bytes(actors: &[ActorLimits], host: &HostFacts) -> u64 {
+    huge_bytes_from(actors, host, |pool| pool.free_bytes)
+}
+
+/// Bytes of the arenas that can be in huge pages, as far as huge pages are reserved. The node's own pages are among them while it
+/// runs, and those that engines keep from its life before.
+pub(super) fn possible_huge_bytes(actors: &[ActorLimits], host: &HostFacts) -> u64 {
+    huge_bytes_from(actors, host, |pool| pool.allowed_bytes)
+}
+
+fn huge_bytes_from(actors: &[ActorLimits], host: &HostFacts, bytes_of: fn(&HugePool) -> u64) -> u64 {
     let mut anywhere = huge_bytes(actors, None);
     for &numa_node in bytes_on_nodes(actors).keys() {
-        let free = host.numa_nodes.get(&numa_node).map_or(0, |node| node.huge.free_bytes);
-        anywhere += huge_bytes(actors, Some(numa_node)).min(free);
+        let there = host.numa_nodes.get(&numa_node).map_or(0, |node| bytes_of(&node.huge));
+        anywhere += huge_bytes(actors, Some(numa_node)).min(there);
     }
-    anywhere.min(host.huge.free_bytes)
+    anywhere.min(bytes_of(&host.huge))
 }
 
 /// Bytes of the arenas, by the NUMA node where they belong.

@@ -14,7 +14,9 @@ use larder_net::quic::CredentialFiles;
 use larder_net::trace::Sampler;
 use larder_protocol::identity::is_name;
 
-use super::near::{ActorPlace, MOST_BLOCK_THREADS, expected_huge_bytes, loosen_what_does_not_fit};
+use super::near::{
+    ActorPlace, MOST_BLOCK_THREADS, expected_huge_bytes, loosen_what_does_not_fit, possible_huge_bytes,
+};
 use super::{
     ActorLimits, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, DEVICE_COPY_DEADLINE_MS, DEVICE_ORDERS,
     DISK_QUEUE_ORDERS, DISK_READING_SHARE, DISK_WAITING_SHARE, DiskLimits, Limits, MAX_ACTORS,
@@ -139,16 +141,18 @@ impl Config {
         actors: &[ActorLimits],
         host: &HostFacts,
     ) -> Result<Vec<TenantLimits>, ConfigError> {
-        let left = host.ordinary_bytes().saturating_sub(self.ordinary_arena(actors, host));
+        let beside = |huge_bytes| host.ordinary_bytes().saturating_sub(self.ordinary_arena(huge_bytes, host));
         let configured = self.tenants.iter().filter_map(|tenant| tenant.max_window_bytes);
         let window_bytes = configured.clone().fold(0_u64, |sum, bytes| sum.saturating_add(bytes.0));
         let others = (self.tenants.len() - configured.count()).max(1) as u64;
         let usual = u64::from(session.max_sessions).saturating_mul(session.max_window_bytes);
+        let left = beside(expected_huge_bytes(actors, host));
         let windows = left.saturating_sub(OWN_BYTES).saturating_sub(window_bytes) / WINDOWS_SHARE;
         let default = usual.min(windows.max(LEAST_WINDOWS_BYTES) / others);
         let whole_pages =
             |bytes: u64| bytes.min(host.memory_bytes).max(PAGE_BYTES).next_multiple_of(PAGE_BYTES);
-        let left_bytes = left.saturating_sub(OWN_BYTES + self.host.arena_bytes.0 / INDEX_SHARE);
+        let left_bytes = beside(possible_huge_bytes(actors, host))
+            .saturating_sub(OWN_BYTES + self.host.arena_bytes.0 / INDEX_SHARE);
         if window_bytes > left_bytes {
             return Err(ConfigError::WindowsTooLarge { window_bytes, left_bytes });
         }
@@ -163,10 +167,10 @@ impl Config {
 
     /// Bytes of the arena for which ordinary memory is kept. Huge pages are not among them, unless a control group's limit holds the
     /// whole arena: then the limit leaves room for an arena without huge pages, and what the host has for it may be less.
-    fn ordinary_arena(&self, actors: &[ActorLimits], host: &HostFacts) -> u64 {
+    fn ordinary_arena(&self, huge_bytes: u64, host: &HostFacts) -> u64 {
         let (arena, ordinary) = (self.host.arena_bytes.0, host.ordinary_bytes());
         let is_held = host.cgroup_limit_bytes == Some(ordinary) && ordinary >= arena;
-        if is_held { arena } else { arena.saturating_sub(expected_huge_bytes(actors, host)) }
+        if is_held { arena } else { arena.saturating_sub(huge_bytes) }
     }
 
     fn sampler(&self) -> Result<Sampler, ConfigError> {
@@ -376,9 +380,9 @@ fn check_watermarks(host: &HostConfig) -> Result<(), ConfigError> {
 }
 
 /// Checks that arenas fit into the machine and the control group. Huge pages count separately: the system has already reserved
-/// them, and no group counts them as memory.
+/// them, and no group counts them as memory. [`Limits::check_available`] asks for free memory.
 fn check_memory(actors: &[ActorLimits], arena_bytes: u64, host: &HostFacts) -> Result<(), ConfigError> {
-    let memory_bytes = host.ordinary_bytes().saturating_add(expected_huge_bytes(actors, host));
+    let memory_bytes = host.ordinary_bytes().saturating_add(possible_huge_bytes(actors, host));
     if arena_bytes.saturating_add(LEAST_LEFT_BYTES) > memory_bytes {
         let group = host.cgroup_limit_bytes == Some(host.ordinary_bytes());
         let within = if group { "the node's control group" } else { "the machine" };
@@ -561,7 +565,7 @@ const INDEX_SHARE: u64 = 64;
 const LEAST_WINDOWS_BYTES: u64 = 32 << 20;
 
 /// The arena must leave as much as this: with less, the kernel would kill the node.
-const LEAST_LEFT_BYTES: u64 = OWN_BYTES + LEAST_WINDOWS_BYTES;
+pub(super) const LEAST_LEFT_BYTES: u64 = OWN_BYTES + LEAST_WINDOWS_BYTES;
 
 /// Maximum number of connections of a tenant beside its sessions.
 const MOST_OTHER_CONNECTIONS: u32 = 256;

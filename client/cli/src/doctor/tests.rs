@@ -316,4 +316,13 @@ fn a_node_that_runs_has_its_memory_already() {
         m.probes.node_runs = true;
     });
     assert_eq!(found, []);
+
+    let found = find(|m| {
+        m.huge_pages(1_024);
+        m.file("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "512");
+        m.file("sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages", "0");
+        m.file("proc/meminfo", "MemTotal: 2621440 kB\nMemAvailable: 262144 kB\n");
+        m.probes.node_runs = true;
+    });
+    assert_eq!(found, [], "it has its huge pages too");
 }

@@ -134,10 +134,10 @@ fn windows_do_not_count_on_memory_that_a_limit_has_for_an_arena_without_huge_pag
 }
 
 #[test]
-fn huge_pages_count_beside_the_limit_of_ordinary_memory_as_far_as_they_are_free() {
+fn huge_pages_count_beside_the_limit_of_ordinary_memory_as_far_as_they_are_reserved() {
     let tree = workstation();
     tree.file("proc/self/cgroup", "0::/pod\n").file("sys/fs/cgroup/pod/memory.max", "1073741824\n");
-    tree.huge_pages(None, 16 * 512, 8 * 512).huge_pages(Some(0), 16 * 512, 8 * 512);
+    tree.huge_pages(None, 8 * 512, 8 * 512).huge_pages(Some(0), 8 * 512, 8 * 512);
     let arena = |rest: &str| resolve(&tree, &[], rest).map(drop).map_err(|error| error.to_string());
     assert_eq!(arena("host.arena_bytes = '8GiB'"), Ok(()), "all of it in huge pages");
     assert_eq!(arena("host.arena_bytes = '9120MiB'"), Ok(()), "and as much as the group allows, less 96 MiB");
@@ -152,11 +152,32 @@ fn huge_pages_count_beside_the_limit_of_ordinary_memory_as_far_as_they_are_free(
         error.contains("the node's control group has 3.0 GiB"),
         "the group limits huge pages too: {error}"
     );
+}
+
+#[test]
+fn huge_pages_that_this_node_or_engines_of_its_life_before_still_have_are_only_not_available() {
+    let available = |tree: &Tree, rest: &str| {
+        let host = facts(tree);
+        let limits = Config::parse(rest).unwrap().resolve(&host).unwrap();
+        assert_eq!(limits.mismatches, []);
+        limits.check_available(&host).map_err(|error| error.to_string())
+    };
+    let most = "host.arena_bytes = '16GiB'\ngpus = [{ pci = '0000:01:00.0' }]\n\
+        tenants = [{ name = 'a', socket = '/a', max_window_bytes = '4GiB' }]";
+    let tree = Tree::machine(24 << 20, "0-15");
+    tree.numa_node(0, "0-15", 24 << 20).device("0000:01:00.0", 0, "0x030200");
+    tree.huge_pages(None, 16 * 512, 16 * 512).huge_pages(Some(0), 16 * 512, 16 * 512);
+    assert_eq!(available(&tree, most), Ok(()));
+    tree.huge_pages(None, 16 * 512, 0).huge_pages(Some(0), 16 * 512, 0);
+    let error = available(&tree, most).unwrap_err();
+    assert!(error.contains("other processes leave 7.9 GiB"), "{error}");
 
     let tree = workstation();
-    tree.huge_pages(None, 30 * 512, 0).huge_pages(Some(0), 30 * 512, 0);
-    let error = resolve(&tree, &[], "host.arena_bytes = '40GiB'").unwrap_err().to_string();
-    assert!(error.contains("the machine has 34.0 GiB"), "others have the huge pages: {error}");
+    tree.file("proc/self/cgroup", "0::/pod\n").file("sys/fs/cgroup/pod/memory.max", "1073741824\n");
+    tree.huge_pages(None, 16 * 512, 8 * 512).huge_pages(Some(0), 16 * 512, 8 * 512);
+    assert_eq!(available(&tree, "host.arena_bytes = '8GiB'"), Ok(()));
+    let error = available(&tree, "host.arena_bytes = '10GiB'").unwrap_err();
+    assert!(error.contains("other processes leave 8.9 GiB"), "the group holds the rest: {error}");
 }
 
 #[test]
