@@ -61,6 +61,12 @@ impl Tenants {
         self.all().get(usize::from(number)).map(|tenant| tenant.name.clone()).unwrap_or_default()
     }
 
+    /// The numbers that the tenant of this name has and had: it gets a new one whenever it comes back.
+    pub(crate) fn numbers(&self, name: &str) -> Vec<TenantId> {
+        let named = (0..).zip(self.all()).filter(|(_, tenant)| tenant.name == name);
+        named.map(|(number, _)| TenantId(number)).collect()
+    }
+
     /// The sockets of the tenants that are served.
     pub(crate) fn sockets(&self) -> BTreeMap<String, PathBuf> {
         let served = self.all().into_iter().filter(|tenant| tenant.is_served);
@@ -275,3 +281,17 @@ impl Doors {
 
 /// Maximum number of tenants that a node has in one life.
 const MOST_TENANTS: usize = 4_096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_that_left_and_came_back_has_both_numbers() {
+        let tenant = |name: &str, is_served| Tenant { name: name.into(), socket: "/s".into(), is_served };
+        let tenants = Tenants::default();
+        tenants.set(vec![tenant("chat", false), tenant("other", true), tenant("chat", true)]);
+        assert_eq!(tenants.numbers("chat"), [TenantId(0), TenantId(2)]);
+        assert!(tenants.numbers("nobody").is_empty());
+    }
+}

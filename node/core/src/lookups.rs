@@ -77,8 +77,8 @@ pub struct LookupFilter {
     pub request: Option<String>,
     /// Only lookups of this trace.
     pub trace_id: Option<[u8; 16]>,
-    /// Only lookups of this tenant.
-    pub tenant: Option<TenantId>,
+    /// Only lookups of these tenants. A tenant that left and came back has several numbers.
+    pub tenants: Option<Vec<TenantId>>,
     /// Only lookups with a miss.
     pub misses_only: bool,
     /// The most lookups to show.
@@ -154,7 +154,7 @@ impl LookupFilter {
     fn wants(&self, record: &LookupRecord) -> bool {
         let is_named = self.request.is_none() || self.request.as_deref() == record.origin.request.as_deref();
         let is_of_trace = self.trace_id.is_none() || self.trace_id == record.origin.trace_id;
-        let is_of_tenant = self.tenant.is_none_or(|tenant| tenant == record.tenant);
+        let is_of_tenant = self.tenants.as_ref().is_none_or(|tenants| tenants.contains(&record.tenant));
         is_named && is_of_trace && is_of_tenant && (!self.misses_only || record.has_miss())
     }
 }
@@ -357,7 +357,10 @@ mod tests {
         for tenant in [0, 1, 0] {
             log.note(LookupRecord { tenant: TenantId(tenant), ..lookup(1, "a") });
         }
-        let of = |tenant| LookupFilter { tenant: Some(TenantId(tenant)), most: 9, ..LookupFilter::default() };
-        assert_eq!([0, 1, 2].map(|tenant| log.last(&of(tenant)).len()), [2, 1, 0]);
+        let of = |tenants: &[u16]| {
+            let tenants = Some(tenants.iter().copied().map(TenantId).collect());
+            log.last(&LookupFilter { tenants, most: 9, ..LookupFilter::default() }).len()
+        };
+        assert_eq!([of(&[0]), of(&[1]), of(&[2]), of(&[1, 2, 0])], [2, 1, 0, 3]);
     }
 }

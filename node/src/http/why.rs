@@ -6,7 +6,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder_core::Millis;
 use larder_core::lookups::{ChunkOutcome, ExplainedLookups, LookupFilter, LookupRecord, OutcomeRun};
-use larder_core::store::ids::TenantId;
 use larder_core::store::{
     ExplainedChain, FoundEvictions, Keeper, OtherNamespace, RememberedEviction, RememberedEvictions, Stay,
 };
@@ -330,10 +329,11 @@ fn filter_of(state: &HttpState, arguments: &Arguments) -> Result<LookupFilter, R
                 filter.trace_id = Some(id);
             }
             "tenant" => {
-                let tenants = state.tenants.all();
-                let number = tenants.iter().position(|tenant| tenant.name == *value);
-                let number = number.ok_or_else(|| wrong("this node serves no such tenant"))?;
-                filter.tenant = Some(TenantId(number as u16));
+                let numbers = state.tenants.numbers(value);
+                if numbers.is_empty() {
+                    return Err(wrong("this node serves no such tenant"));
+                }
+                filter.tenants = Some(numbers);
             }
             "misses" => filter.misses_only = value == "1" || value == "true",
             "most" => {
