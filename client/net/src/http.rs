@@ -29,7 +29,7 @@ use actix_web::http::Method;
 use actix_web::middleware::{Next, from_fn};
 use actix_web::rt::net::TcpStream;
 use actix_web::web::{Bytes, Query, ServiceConfig};
-use actix_web::{App, Error, HttpResponse};
+use actix_web::{App, Error, HttpMessage as _, HttpRequest, HttpResponse};
 use tokio::time::timeout;
 
 pub use self::connections::{Busy, Connections, HttpMetrics, Open};
@@ -105,14 +105,25 @@ impl Handle {
     }
 }
 
-/// A request's body. If it takes too long to come, the answer is 408.
+/// A request's body. If it takes too long to come, the answer is 408. Once it is there, the connection makes way for no other
+/// until the request is answered.
 ///
 /// # Errors
 /// The error of `read`, or that the body did not come.
-pub async fn body_in_time<T>(read: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    timeout(BODY_DEADLINE, read)
+///
+/// # Cancel safety
+/// If dropped, the part of the body that came is lost.
+pub async fn body_in_time<T>(
+    request: &HttpRequest,
+    read: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let body = timeout(BODY_DEADLINE, read)
         .await
-        .unwrap_or_else(|_| Err(ErrorRequestTimeout("the body did not come in time\n")))
+        .unwrap_or_else(|_| Err(ErrorRequestTimeout("the body did not come in time\n")))?;
+    if let Some(open) = request.conn_data::<Open>() {
+        request.extensions_mut().insert(open.busy());
+    }
+    Ok(body)
 }
 
 /// A long answer. The server buffers no more of it than the client reads.
@@ -173,7 +184,7 @@ impl MessageBody for Unsent {
 }
 
 /// Keeps a connection from making way while its request is answered. A connection whose request body has yet to come counts
-/// as busy only once the body is there: a client that sends no body must not keep others out.
+/// as busy only once the body is there ([`body_in_time`]): a client that sends no body must not keep others out.
 async fn busy(
     request: ServiceRequest,
     next: Next<impl MessageBody>,
@@ -196,7 +207,7 @@ const BODY_DEADLINE: Duration = Duration::from_secs(10);
 mod tests {
     use std::sync::Arc;
 
-    use actix_web::web::{Data, get};
+    use actix_web::web::{Data, Payload, get, post};
     use futures_util::stream;
     use prometheus::Registry;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -262,6 +273,51 @@ mod tests {
             let mut text = String::new();
             client.read_to_string(&mut text).await.unwrap();
             assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("\r\n\r\nok\n"), "{text}");
+            handle.stop().await;
+            serving.await.unwrap().unwrap();
+        });
+    }
+
+    async fn answer_body(slow: Data<Slow>, request: HttpRequest, body: Payload) -> Result<Bytes, Error> {
+        let body = body_in_time(&request, body.to_bytes()).await?;
+        answer(slow).await;
+        Ok(body)
+    }
+
+    #[test]
+    fn a_connection_makes_no_way_once_the_body_of_its_request_is_there_until_it_is_answered() {
+        actix_rt::System::new().block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let slow = Data::from(Arc::new(Slow::default()));
+            let app = slow.clone();
+            let configure = move |service: &mut ServiceConfig| {
+                _ = service.app_data(app.clone()).route("/", post().to(answer_body))
+            };
+            // One address has one of them.
+            let connections = Connections::new(2, &Registry::new()).unwrap();
+            let (handle, server) = serve(listener, connections, Duration::from_secs(60), configure).unwrap();
+            let serving = actix_rt::spawn(server);
+            let head = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 4\r\n\r\n";
+            let mut waits = TcpStream::connect(address).await.unwrap();
+            waits.write_all(head).await.unwrap();
+            let mut busy = TcpStream::connect(address).await.unwrap();
+            assert_eq!(waits.read(&mut [0; 16]).await.unwrap_or(0), 0, "its body has not come");
+            busy.write_all(&[head.as_slice(), b"text"].concat()).await.unwrap();
+            slow.came.notified().await;
+            let mut refused = TcpStream::connect(address).await.unwrap();
+            assert_eq!(refused.read(&mut [0; 16]).await.unwrap_or(0), 0);
+            slow.go.notify_one();
+            let mut text = String::new();
+            while !text.ends_with("text") {
+                text.push(busy.read_u8().await.unwrap().into());
+            }
+            let mut last = TcpStream::connect(address).await.unwrap();
+            assert_eq!(busy.read(&mut [0; 16]).await.unwrap_or(0), 0, "it is idle again");
+            last.write_all(&[head.as_slice(), b"text"].concat()).await.unwrap();
+            slow.go.notify_one();
+            assert_eq!(last.read_u8().await.unwrap(), b'H');
+            drop(last);
             handle.stop().await;
             serving.await.unwrap().unwrap();
         });

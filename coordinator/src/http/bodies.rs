@@ -73,7 +73,7 @@ impl Bodies {
             return Err(too_long());
         }
         let source = head.peer_addr().map_or(Ipv4Addr::UNSPECIFIED.into(), |from| from.ip().to_canonical());
-        body_in_time(self.read_all(source, payload)).await
+        body_in_time(head, self.read_all(source, payload)).await
     }
 
     async fn read_all(&self, source: IpAddr, mut payload: Payload) -> Result<Body, Error> {

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use actix_web::web::{Data, Json, Payload};
 use actix_web::{HttpRequest, error};
-use larder_net::http::Open;
 use larder_protocol::hashing::{PromptExtra, hash_prompt};
 use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
 use larder_protocol::routing::{Candidate, Prompt};
@@ -138,7 +137,6 @@ pub(super) async fn answer(
     let parent = head.headers().get("traceparent").and_then(|value| value.to_str().ok()?.parse().ok());
     let trace = state.sampler.request("prefix", parent);
     let body = state.bodies.read(&head, payload).await?;
-    let _busy = head.conn_data::<Open>().map(Open::busy);
     let PrefixQuery { fingerprint, chain, chunk_tokens, prompt_tokens, backlog_tokens, with_hashes } =
         body.understand(|body| PrefixQuery::of(&body)).await?;
     if trace.is_recorded() {

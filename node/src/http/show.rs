@@ -36,7 +36,7 @@ pub(super) async fn answer(
     request: HttpRequest,
     body: Payload,
 ) -> Result<HttpResponse, Error> {
-    let body = read(body).await?;
+    let body = read(&request, body).await?;
     let response = match state.show(request.path(), request.query_string(), &body).await {
         Ok(json) => in_pieces("application/json", json),
         Err(refused) => {
@@ -52,9 +52,9 @@ pub(super) async fn answer(
 }
 
 /// Reads the body of a question.
-async fn read(body: Payload) -> Result<Bytes, Error> {
+async fn read(request: &HttpRequest, body: Payload) -> Result<Bytes, Error> {
     let too_long = |_| ErrorPayloadTooLarge(format!("a body has at most {MAX_BODY_BYTES} bytes\n"));
-    body_in_time(async { body.to_bytes_limited(MAX_BODY_BYTES).await.map_err(too_long)? }).await
+    body_in_time(request, async { body.to_bytes_limited(MAX_BODY_BYTES).await.map_err(too_long)? }).await
 }
 
 impl HttpState {
