@@ -17,8 +17,8 @@ pub use endpoint::{
     BindError, ConnectError, Connection, Endpoint, IdentityError, Incoming, NoVersion, Rejected,
 };
 pub(crate) use endpoint::{expect, identity_of};
-pub use guests::{Asked, Guest, GuestLimits, Guests, Seat, TurnedAway};
-pub(crate) use guests::{Counted, HANDSHAKE_DEADLINE, host_of};
+pub use guests::{Asked, Guest, GuestLimits, Guests, Seat, TurnedAway, host_of};
+pub(crate) use guests::{Counted, HANDSHAKE_DEADLINE};
 pub use inspect::{InspectError, Inspected, inspect, inspect_pem};
 pub use messages::{MessageError, read_message, write_encoded, write_message};
 pub use port::PortShare;

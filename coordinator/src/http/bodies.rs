@@ -1,6 +1,6 @@
 //! Request bodies: bounds the bytes in memory, and parses on threads of their own.
 //!
-//! Small bodies have memory and a thread of their own, so large bodies do not keep them waiting. One address has half of the memory
+//! Small bodies have memory and a thread of their own, so large bodies do not keep them waiting. One host has half of the memory
 //! of small bodies at most. A body that gets no thread soon is refused: its asker learns that it should ask later.
 
 use std::collections::HashMap;
@@ -15,6 +15,7 @@ use actix_web::{Error, HttpRequest, HttpResponse, error};
 use futures_util::StreamExt as _;
 use larder_net::blocking::try_blocking;
 use larder_net::http::body_in_time;
+use larder_net::quic::host_of;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
@@ -30,9 +31,9 @@ pub(crate) struct Bodies {
 struct Share {
     /// Room for bytes in memory, in units of [`UNIT_BYTES`].
     room: Arc<Semaphore>,
-    /// The units that one address may have.
+    /// The units that one host may have.
     most_of_a_source: usize,
-    /// The units that each address may still take. An address without bodies has no entry, or a dead one.
+    /// The units that each host may still take. A host without bodies has no entry, or a dead one.
     sources: Arc<Mutex<HashMap<IpAddr, Weak<Semaphore>>>>,
     /// Places on the threads that parse bodies.
     threads: Arc<Semaphore>,
@@ -45,7 +46,7 @@ pub(super) struct Body {
     threads: Arc<Semaphore>,
 }
 
-/// The units that a body has, of all and of its address.
+/// The units that a body has, of all and of its host.
 struct Held {
     room: OwnedSemaphorePermit,
     of_source: OwnedSemaphorePermit,
@@ -72,7 +73,7 @@ impl Bodies {
         if announced.is_some_and(|bytes: u64| bytes > MAX_BODY_BYTES as u64) {
             return Err(too_long());
         }
-        let source = head.peer_addr().map_or(Ipv4Addr::UNSPECIFIED.into(), |from| from.ip().to_canonical());
+        let source = head.peer_addr().map_or(Ipv4Addr::UNSPECIFIED.into(), |from| host_of(from.ip()));
         body_in_time(head, self.read_all(source, payload)).await
     }
 
@@ -104,7 +105,7 @@ impl Share {
         Ok(Body { bytes: BytesMut::new(), held, threads: Arc::clone(&self.threads) })
     }
 
-    /// Takes the units that a body of this address lacks to have this many.
+    /// Takes the units that a body of this host lacks to have this many.
     fn take(&self, source: IpAddr, units: usize, held: &mut Held) -> Result<(), Error> {
         let missing = units.saturating_sub(held.room.num_permits()) as u32;
         let take = |of: Arc<Semaphore>| of.try_acquire_many_owned(missing).map_err(|_| busy());
@@ -115,7 +116,7 @@ impl Share {
         Ok(())
     }
 
-    /// The units that an address may still take; they live as long as a body of the address.
+    /// The units that a host may still take; they live as long as a body of the host.
     fn units_of(&self, source: IpAddr) -> Arc<Semaphore> {
         let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(units) = sources.get(&source).and_then(Weak::upgrade) {
@@ -232,7 +233,7 @@ mod tests {
     }
 
     /// Reads a body from this address, of which only the first `bytes` come.
-    async fn begin(bodies: Bodies, from: [u8; 4], bytes: usize) -> Result<Body, Error> {
+    async fn begin(bodies: Bodies, from: IpAddr, bytes: usize) -> Result<Body, Error> {
         let first = (bytes > 0).then(|| Ok::<_, PayloadError>(Bytes::from(vec![b' '; bytes])));
         let body = stream::iter(first).chain(stream::pending()).boxed_local();
         let (head, _) = TestRequest::post().peer_addr((from, 1).into()).to_http_parts();
@@ -241,12 +242,18 @@ mod tests {
     }
 
     #[actix_web::test]
-    async fn one_address_leaves_memory_for_others_however_little_it_sends_on_each_connection() {
-        for bytes in [0, 1, UNIT_BYTES, MAX_SMALL_BODY_BYTES] {
+    async fn one_host_leaves_memory_for_others_however_little_it_sends_on_each_connection() {
+        let one = |_| IpAddr::from([10, 0, 0, 1]);
+        // All of its IPv6 network of 64 bits.
+        let many = |last| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, last]);
+        for (bytes, address) in [0, 1, UNIT_BYTES, MAX_SMALL_BODY_BYTES]
+            .into_iter()
+            .flat_map(|bytes| [(bytes, one as fn(u16) -> IpAddr), (bytes, many)])
+        {
             let bodies = Bodies::new();
             let mut held = Vec::new();
-            for _ in 0..512 {
-                held.push(actix_web::rt::spawn(begin(bodies.clone(), [10, 0, 0, 1], bytes)));
+            for last in 0..512 {
+                held.push(actix_web::rt::spawn(begin(bodies.clone(), address(last), bytes)));
                 tokio::task::yield_now().await;
             }
             assert!(read(&bodies, MAX_SMALL_BODY_BYTES).await.is_ok(), "{bytes}");

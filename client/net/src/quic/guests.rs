@@ -369,7 +369,7 @@ impl Drop for Handshake {
 }
 
 /// The host behind an address: one host has all addresses of an IPv6 network of 64 bits.
-pub(crate) fn host_of(address: IpAddr) -> IpAddr {
+pub fn host_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
         v4 => v4,
