@@ -109,7 +109,14 @@ pub(crate) async fn answer(
             let (by, of) = (admin.as_ref().map_or(&*nodes, |admin| &admin.nodes), node.as_deref());
             let change = wanted.change();
             let shown = match wanted {
-                Wanted::Answer(request) => gather(by, &table, &request, of).await,
+                Wanted::Answer(request) => {
+                    let mut shown = gather(by, &table, &request, of).await;
+                    if matches!(request, PeerRequest::SetPolicy(_)) {
+                        let advice = "it is lost: set the policy again when it is back";
+                        shown.extend(lost_nodes(&known().1, of, advice));
+                    }
+                    shown
+                }
                 Wanted::Purge(..) if place.is_none() => refused(&table, of),
                 Wanted::Purge(scope, mode) => {
                     let mut shown = purge::purge(by, &table, (&scope, mode), of).await;
@@ -166,6 +173,17 @@ impl Wanted {
 fn refused(table: &Table, of: Option<&str>) -> Vec<Shown> {
     let said = || Err("other purges are under way: try again when one is over".to_owned());
     members(table, of).map(|member| Shown { node: member.name.clone(), said: said() }).collect()
+}
+
+/// The lost nodes, or one of them by name, each with this error.
+fn lost_nodes<'a>(
+    lost: &'a [(Lost, Millis)],
+    of: Option<&'a str>,
+    error: &'a str,
+) -> impl Iterator<Item = Shown> + 'a {
+    let names = lost.iter().map(|(lost, _)| &lost.member.name);
+    let wanted = names.filter(move |node| of.is_none_or(|name| name == *node));
+    wanted.map(|node| Shown { node: node.clone(), said: Err(error.to_owned()) })
 }
 
 fn members<'a>(table: &'a Table, of: Option<&'a str>) -> impl Iterator<Item = &'a Member> {
@@ -302,5 +320,27 @@ mod tests {
                 assert!(error.contains(why), "{error}");
             }
         });
+    }
+
+    #[test]
+    fn a_change_of_the_policy_names_the_lost_nodes() {
+        with_node(
+            |_| std::future::pending(),
+            async |nodes, node| {
+                let lost = (Lost { member: member(1, &node), heard: 0, removed: 0 }, 9);
+                let known = move || (Vec::new(), vec![lost.clone()]);
+                let admin = Admin { name: "me".to_owned(), nodes, audit: Audit::default() };
+                let table = Arc::new(Table::default());
+                let published = Arc::new(Published::new(&table, Arc::clone(&table)));
+                let (_tables, tables) = watch::channel(published);
+                let (ask, questions) = mpsc::channel(1);
+                actix_rt::spawn(answer((Rc::new(Nodes::new(node)), Some(admin)), tables, known, questions));
+                let (answer, answered) = oneshot::channel();
+                let wanted = Wanted::Answer(PeerRequest::SetPolicy("lru".to_owned()));
+                ask.send(NodeQuery { wanted, node: None, answer }).await.ok().unwrap();
+                let why = "it is lost: set the policy again when it is back".to_owned();
+                assert_eq!(answered.await.unwrap(), [Shown { node: "node".to_owned(), said: Err(why) }]);
+            },
+        );
     }
 }

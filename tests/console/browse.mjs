@@ -169,6 +169,8 @@ await admin.getByLabel("Eviction policy").selectOption("lru");
 await press(admin, "Set on all nodes");
 await tile(admin, "node-0").getByText(/sessions, lru/).waitFor();
 const results = admin.locator("div.fields").getByRole("status").or(admin.locator("div.fields").getByRole("alert"));
+await results.filter({ hasText: /^Done at \d nodes?\.$/ }).waitFor();
+await results.filter({ hasText: /node-1: it is lost/ }).waitFor();
 await admin.getByLabel("Eviction policy").selectOption("fifo");
 assert.equal(await results.count(), 0, "another change has no result yet");
 const lost = admin.getByRole("table", { name: "Lost nodes" }).getByRole("row", { name: /node-1/ });

@@ -15,7 +15,10 @@ function outcome(said: Said<true | Purged | Pinned[]>[]): string {
   if (purged.length > 0) {
     return `${count(sum((one) => one.memory_chunks))} chunks in memory, ${count(sum((one) => one.disk_chunks))} on disk, ${count(sum((one) => one.objects))} objects removed.`;
   }
-  if (done.length === 0) return "";
+  if (done.length === 0) {
+    const nodes = said.filter((one) => one.said === true).length;
+    return nodes === 0 ? "" : `Done at ${count(nodes)} ${nodes === 1 ? "node" : "nodes"}.`;
+  }
   if (pins.length === 0) return "No device has the first chunk in memory.";
   return `Pinned at ${count(pins.length)} devices, ${count(Math.max(...pins.map((pin) => pin.chunks)))} chunks at most, for ${seconds(Math.min(...pins.map((pin) => pin.seconds)))}.`;
 }

@@ -9,7 +9,7 @@ use larder_protocol::table::{Member, Table};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use super::{Shown, exchange, members};
+use super::{Shown, exchange, lost_nodes, members};
 use crate::membership::{Lost, Millis};
 use crate::nodes::Nodes;
 
@@ -65,12 +65,12 @@ pub(super) fn not_reached(
         let is_it = |asked: &Member| (&asked.name, asked.incarnation) == (&member.name, member.incarnation);
         asked.members.iter().any(is_it)
     };
-    let trouble = |member: &Member, why: &str| Shown { node: member.name.clone(), said: Err(why.to_owned()) };
-    let lost = lost.iter().map(|(lost, _)| &lost.member).filter(is_wanted);
-    let lost =
-        lost.map(|member| trouble(member, "it is lost and keeps its chunks: purge again when it is back"));
     let new = now.iter().filter(is_wanted).filter(|member| mode == PurgeMode::Remove && !was_asked(member));
-    lost.chain(new.map(|member| trouble(member, "joined during the purge: purge again"))).collect()
+    let new = new.map(|member| Shown {
+        node: member.name.clone(),
+        said: Err("joined during the purge: purge again".to_owned()),
+    });
+    lost_nodes(lost, of, "it is lost and keeps its chunks: purge again when it is back").chain(new).collect()
 }
 
 async fn tell(nodes: &Nodes, table: &Table, all: &mut [Purging<'_>], command: fn(u64) -> PurgeCommand) {
