@@ -1,8 +1,10 @@
 //! `larder policy`: the nodes' eviction policies.
 
 use std::process::ExitCode;
+use std::thread;
 
 use anyhow::bail;
+use futures_util::future::join_all;
 use larder_coordinator::NodeStatus;
 use larder_core::store::policy::PolicyName;
 use larder_net::quic::Credentials;
@@ -75,8 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(policy) = args.policy {
         errors = set(&args.admin.credentials(admin)?, policy, &members)?;
     }
-    let report = |(member, error)| NodeReport::of(member, error);
-    let mut nodes: Vec<NodeReport> = members.iter().zip(errors).map(report).collect();
+    let mut nodes = NodeReport::of_all(&members, errors);
     let advice = if args.policy.is_some() { ": set the policy again when it is back" } else { "" };
     let lost = lost_nodes(status.lost, &args.members, advice);
     nodes.extend(lost.into_iter().map(|(name, error)| NodeReport {
@@ -90,21 +91,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// Asks every node; returns the error of each.
+/// Asks all nodes at once; returns the error of each.
 fn set(
     credentials: &Credentials,
     policy: PolicyName,
     members: &[NodeStatus],
 ) -> anyhow::Result<Vec<Option<String>>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut errors = Vec::new();
-        for member in members {
-            let asked = ask(credentials, policy, member).await;
-            errors.push(asked.err().map(|error| format!("{error:#}")));
-        }
-        Ok(errors)
-    })
+    let asked = members.iter().map(async |member| {
+        let asked = ask(credentials, policy, member).await;
+        asked.err().map(|error| format!("{error:#}"))
+    });
+    Ok(runtime.block_on(join_all(asked)))
 }
 
 async fn ask(credentials: &Credentials, policy: PolicyName, member: &NodeStatus) -> anyhow::Result<()> {
@@ -118,16 +116,23 @@ async fn ask(credentials: &Credentials, policy: PolicyName, member: &NodeStatus)
 }
 
 impl NodeReport {
+    /// Asks all members at once, except those that have failed before.
+    fn of_all(members: &[NodeStatus], errors: Vec<Option<String>>) -> Vec<Self> {
+        thread::scope(|scope| {
+            let ask = |(member, error)| scope.spawn(move || Self::of(member, error));
+            let asked: Vec<_> = members.iter().zip(errors).map(ask).collect();
+            asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        })
+    }
+
     fn of(member: &NodeStatus, error: Option<String>) -> Self {
-        let name = member.name.clone();
-        match ask_member(member) {
-            Ok((_, status)) => {
-                Self { name, policies: status.actors.into_iter().map(|actor| actor.policy).collect(), error }
-            }
-            Err(silent) => {
-                Self { name, policies: Vec::new(), error: error.or_else(|| Some(format!("{silent:#}"))) }
-            }
-        }
+        let ask = || ask_member(member).map_err(|silent| format!("{silent:#}"));
+        let (actors, error) = match error.map_or_else(ask, Err) {
+            Ok((_, status)) => (status.actors, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let policies = actors.into_iter().map(|actor| actor.policy).collect();
+        Self { name: member.name.clone(), policies, error }
     }
 }
 
@@ -150,5 +155,44 @@ impl Report {
             }
         }
         list
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+    use std::sync::{Arc, Barrier};
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn nodes_are_asked_at_the_same_time_and_not_after_a_failure() {
+        let both = Arc::new(Barrier::new(2));
+        let member = |name: &str| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let http = listener.local_addr().unwrap();
+            let (both, own) = (Arc::clone(&both), name.to_owned());
+            thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                _ = stream.read(&mut [0; 4_096]);
+                both.wait();
+                let body = json!({"name": own, "incarnation": 1, "ready": true, "uptime_seconds": 1.0,
+                    "actors": []})
+                .to_string();
+                let head =
+                    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+                stream.write_all((head + &body).as_bytes()).unwrap();
+            });
+            let words = json!({"name": name, "incarnation": 1, "http": http, "peer": "127.0.0.1:1"});
+            serde_json::from_value::<NodeStatus>(words).unwrap()
+        };
+        let members = ["node-0", "node-1", "node-2"].map(member);
+        let reports = NodeReport::of_all(&members, vec![None, Some("refused".to_owned()), None]);
+        let told = reports.iter().map(|node| (node.name.as_str(), node.error.as_deref()));
+        let expected = [("node-0", None), ("node-1", Some("refused")), ("node-2", None)];
+        assert_eq!(told.collect::<Vec<_>>(), expected);
     }
 }

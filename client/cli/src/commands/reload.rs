@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
+use futures_util::future::join_all;
 use larder_coordinator::NodeStatus;
 use larder_net::quic::Credentials;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
@@ -88,13 +89,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let named: Vec<HostPort> =
         if args.members.is_empty() { coordinator.each().cloned().collect() } else { Vec::new() };
     let report = runtime.block_on(async {
-        let mut nodes = Vec::new();
         let ask_one = async |address| ask_coordinator_to_reload(&credentials, address).await;
         let answers = ask_coordinators(&named, ask_one).await.into_iter();
         let coordinators = answers.map(|(name, answer)| NodeReport::new(&name, answer)).collect();
-        for member in &members {
-            nodes.push(NodeReport::new(&member.name, ask(&credentials, member).await));
-        }
+        let asked =
+            members.iter().map(async |member| NodeReport::new(&member.name, ask(&credentials, member).await));
+        let mut nodes = join_all(asked).await;
         let advice = ": if its process runs, it reads its file again when the file changes";
         let lost = lost_nodes(status.lost, &args.members, advice).into_iter();
         nodes.extend(lost.map(|(name, error)| NodeReport::new(&name, Err(anyhow!(error)))));
