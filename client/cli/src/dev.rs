@@ -212,6 +212,7 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
     files.create_console_token()?;
     let credentials = files.issue(&authority, Role::Coordinator, COORDINATOR)?;
     let config = files.write_config(COORDINATOR, &files.coordinator(credentials.clone(), None, options))?;
+    files.forget_members()?;
     let (coordinator, ready) = Child::start(spec(COORDINATOR, COORDINATOR, config)).await?;
     files.write_config(COORDINATOR, &files.coordinator(credentials, Some(&ready), options))?;
     let peer = ready.peer.ok_or(DevError::NoPeerAddress)?;

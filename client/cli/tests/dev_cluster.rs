@@ -60,6 +60,17 @@ async fn every_process_has_a_certificate_that_only_its_owner_reads() {
 }
 
 #[tokio::test]
+async fn a_cluster_does_not_remember_the_nodes_of_the_cluster_before_in_its_folder() {
+    let runtime_dir = tempfile::tempdir().unwrap();
+    let options = in_dir(&runtime_dir, "");
+    let state = options.dir.as_ref().unwrap().join("coordinator.redb");
+    fs::write(&state, "the members before").unwrap();
+    let cluster = DevCluster::start(options).await.unwrap();
+    assert!(!state.exists());
+    cluster.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn two_clusters_run_side_by_side_and_the_newer_one_is_announced() {
     let runtime_dir = tempfile::tempdir().unwrap();
     let older = DevCluster::start(options(&runtime_dir)).await.unwrap();

@@ -112,6 +112,19 @@ impl Files {
         write_private(&self.console_token(), &format!("{:032x}", u128::from_le_bytes(bytes)))
     }
 
+    /// Has the coordinator forget the members of a cluster before: their processes are gone, and there may be fewer nodes now.
+    pub(super) fn forget_members(&self) -> Result<(), DevError> {
+        let path = self.coordinator_state();
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(DevError::File { path, source }),
+            _ => Ok(()),
+        }
+    }
+
+    fn coordinator_state(&self) -> PathBuf {
+        self.dir.join("coordinator.redb")
+    }
+
     /// The coordinator's config. A restarted coordinator keeps its addresses.
     pub(super) fn coordinator(
         &self,
@@ -130,7 +143,7 @@ impl Files {
                 console_tokenizers: options.tokenizers.clone(),
             },
             peer: coordinator::PeerConfig { listen, ca, certificate, key },
-            state: coordinator::StateConfig { path: self.dir.join("coordinator.redb") },
+            state: coordinator::StateConfig { path: self.coordinator_state() },
             membership: coordinator::membership::Patience { grace_ms: GRACE_MS, ..Default::default() },
             election: coordinator::ElectionConfig::default(),
             audit: None,
