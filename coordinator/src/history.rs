@@ -121,6 +121,7 @@ impl Kept {
             let node = one.said.as_ref().ok().and_then(|json| serde_json::from_slice::<NodeSums>(json).ok());
             let Some(node) = node else {
                 moment.silent += 1;
+                self.before.remove(&one.node);
                 continue;
             };
             moment.nodes += 1;
@@ -134,7 +135,7 @@ impl Kept {
                 now.evictions += actor.evictions;
             }
             let before = self.before.insert(one.node.clone(), now);
-            // A node that is new here, or has started again, counts from the next moment on.
+            // A node that is new here, was silent or has started again counts from the next moment on.
             if let Some(before) = before.filter(|before| before.incarnation == now.incarnation) {
                 moment.tokens_asked += now.tokens_asked.saturating_sub(before.tokens_asked);
                 moment.tokens_hit += now.tokens_hit.saturating_sub(before.tokens_hit);
@@ -177,7 +178,8 @@ mod tests {
         kept.note(1, &[said("a", 7, 1_000, 500), said("b", 1, 10, 0)]);
         kept.note(2, &[said("a", 7, 1_100, 560), silent]);
         kept.note(3, &[said("a", 8, 50, 20), said("b", 1, 25, 5)]);
-        kept.note(4, &[said("a", 8, 60, 25)]);
+        kept.note(4, &[said("a", 8, 60, 25), said("b", 1, 30, 7)]);
+        kept.note(5, &[said("a", 8, 60, 25)]);
         let told: Vec<_> = kept
             .moments
             .iter()
@@ -185,7 +187,10 @@ mod tests {
                 (moment.nodes, moment.silent, moment.tokens_asked, moment.tokens_hit, moment.evictions)
             })
             .collect();
-        assert_eq!(told, [(2, 0, 0, 0, 0), (1, 1, 100, 60, 120), (2, 0, 15, 5, 10), (1, 0, 10, 5, 10)]);
+        assert_eq!(
+            told,
+            [(2, 0, 0, 0, 0), (1, 1, 100, 60, 120), (2, 0, 0, 0, 0), (2, 0, 15, 7, 14), (1, 0, 0, 0, 0)]
+        );
         assert_eq!((kept.moments[0].arena_bytes, kept.moments[0].used_bytes), (202, 80));
         assert_eq!(kept.before.len(), 1, "a node that left is forgotten");
     }
