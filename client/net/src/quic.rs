@@ -22,5 +22,5 @@ pub(crate) use guests::{Counted, HANDSHAKE_DEADLINE};
 pub use inspect::{InspectError, Inspected, inspect, inspect_pem};
 pub use messages::{MessageError, read_message, write_encoded, write_message};
 pub use port::PortShare;
-pub use renewal::{RENEWAL_CHECK, renew_when_changed};
+pub use renewal::{EXPIRES_SOON, RENEWAL_CHECK, renew_when_changed};
 pub use settings::{MAX_STREAMS, TransportSettings};

@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
-use larder_net::quic::{CredentialFiles, InspectError, Inspected, inspect};
+use larder_net::quic::{CredentialFiles, EXPIRES_SOON, InspectError, Inspected, inspect};
 use larder_protocol::identity::Role;
 
 use super::{Finding, Subject, ok, problem, warning};
@@ -58,7 +58,7 @@ fn certificate(subject: &Subject, files: &CredentialFiles) -> Finding {
     }
     let left = not_after.map(|not_after| not_after.duration_since(subject.now).unwrap_or_default());
     match left {
-        Some(left) if left < SOON => {
+        Some(left) if left < EXPIRES_SOON => {
             warning(CHECK, format!("{identity} expires in {} days", days(left)), renew)
         }
         Some(left) => ok(CHECK, format!("{identity} for {} days", days(left))),
@@ -93,6 +93,3 @@ const CHECK: &str = "certificate";
 const OTHERS: u32 = 0o007;
 const GROUP_WRITES: u32 = 0o020;
 const SECONDS_OF_A_DAY: u64 = 86_400;
-
-/// Time enough to issue another.
-const SOON: Duration = Duration::from_secs(30 * SECONDS_OF_A_DAY);

@@ -205,8 +205,8 @@ fn faults_of_certificates_are_found() {
     each_is_found(&[
         (|m| m.now += machine::DAYS * 120, ("certificate", Level::Problem, "expired 20 days ago")),
         (
-            |m| m.now += machine::DAYS * 80,
-            ("certificate", Level::Warning, "larder://node/node-0 expires in 19 days"),
+            |m| m.now += machine::DAYS * 94,
+            ("certificate", Level::Warning, "larder://node/node-0 expires in 5 days"),
         ),
         (|m| m.now -= Duration::from_secs(7_200), ("certificate", Level::Problem, "becomes valid in ")),
         (
@@ -228,6 +228,11 @@ fn faults_of_certificates_are_found() {
         ),
         (|m| m.set_mode("key.pem", 0o660), ("private key", Level::Warning, "the group can replace")),
     ]);
+}
+
+#[test]
+fn a_new_certificate_of_30_days_is_no_fault() {
+    assert_eq!(find(|m| m.now += machine::DAYS * 71), []);
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn judge(pem: &Pem, now: SystemTime, expires: &impl Fn(Option<SystemTime>)) {
         Ok(Inspected { identity, not_after }) => {
             expires(not_after);
             let left = not_after.map(|end| end.duration_since(now).unwrap_or_default());
-            if let Some(left) = left.filter(|left| *left < SOON) {
+            if let Some(left) = left.filter(|left| *left < EXPIRES_SOON) {
                 tracing::warn!(%identity, days = days(left), remedy, "the own certificate expires soon");
             }
         }
@@ -130,7 +130,7 @@ pub const RENEWAL_CHECK: Duration = Duration::from_secs(30);
 const WARNED_EVERY: Duration = Duration::from_secs(SECONDS_OF_A_DAY);
 
 /// A certificate that expires within this time causes a warning: time enough to issue another.
-const SOON: Duration = Duration::from_secs(7 * SECONDS_OF_A_DAY);
+pub const EXPIRES_SOON: Duration = Duration::from_secs(7 * SECONDS_OF_A_DAY);
 
 const SECONDS_OF_A_DAY: u64 = 86_400;
 
