@@ -1,4 +1,4 @@
-//! The places that a node uses: the tenants' sockets, the disk tier, the object store.
+//! The places that a node uses: the tenants' sockets, its logs, the disk tier, the object store.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -13,8 +13,11 @@ use crate::output::bytes;
 
 pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     let sockets = subject.config.tenants.iter().map(socket);
-    let tiers = subject.probes.disk.as_ref().map(disk).into_iter();
-    sockets.chain(tiers).chain(subject.probes.object.as_ref().map(object)).collect()
+    let logs = [("audit", &subject.config.audit), ("record", &subject.config.record)];
+    let logs = logs.into_iter().filter_map(|(section, config)| Some(log(section, &config.as_ref()?.path)));
+    let wanted = subject.config.disk.as_ref().map_or(0, |disk| disk.capacity_bytes.0);
+    let tiers = subject.probes.disk.as_ref().map(|found| disk(found, wanted)).into_iter();
+    sockets.chain(logs).chain(tiers).chain(subject.probes.object.as_ref().map(object)).collect()
 }
 
 /// Checks a tenant's socket: a process that can open it is its tenant; a process that can write its folder can replace it.
@@ -53,10 +56,35 @@ fn socket(tenant: &TenantConfig) -> Finding {
     }
 }
 
-fn disk(disk: &Disk) -> Finding {
+/// Checks a log: its file, and the folder, where older files stay beside it.
+fn log(section: &str, path: &Path) -> Finding {
+    const CHECK: &str = "log";
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = || access(path, Access::WRITE_OK);
+    let beside = || access(folder, Access::WRITE_OK | Access::EXEC_OK);
+    let written = match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => file().and_then(|()| beside()),
+        // A pipe or a device.
+        Ok(_) => file(),
+        Err(_) => beside(),
+    };
+    let path = path.display();
+    match written {
+        Ok(()) => ok(CHECK, format!("{path} of [{section}] can be written")),
+        Err(error) => problem(
+            CHECK,
+            format!("this user cannot write {path}, the path of [{section}], or files beside it: {error}"),
+            "name a file in a folder that the node's user may write: the node does not start without it",
+        ),
+    }
+}
+
+/// Checks the drive of a disk tier that is to have `wanted` bytes.
+fn disk(disk: &Disk, wanted: u64) -> Finding {
     const CHECK: &str = "disk";
     let folder = disk.folder.display();
     let free = bytes(disk.free_bytes);
+    let room = disk.free_bytes.saturating_add(disk.tier_bytes);
     match &disk.is_direct {
         Err(error) => problem(
             CHECK,
@@ -84,7 +112,12 @@ fn disk(disk: &Disk) -> Finding {
             ),
             "use ext4 or XFS on a local drive",
         ),
-        Ok(true) if disk.free_bytes < LITTLE_SPACE => {
+        Ok(true) if room < wanted => warning(
+            CHECK,
+            format!("the tier in {folder} takes {}, and has {} there", bytes(wanted), bytes(room)),
+            "lower [disk] capacity_bytes, or free the space: the node serves without the tier until then",
+        ),
+        Ok(true) if room < LITTLE_SPACE => {
             note(CHECK, format!("{folder} has {free} free"), "a disk tier pays from some hundred GiB on")
         }
         Ok(true) => ok(CHECK, format!("{folder} is on {}, with O_DIRECT, {free} free", disk.file_system)),

@@ -1,9 +1,10 @@
 //! Facts that only a trial shows.
 
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -64,6 +65,8 @@ pub(crate) struct Disk {
     pub(super) file_system: String,
     /// Free bytes.
     pub(super) free_bytes: u64,
+    /// Bytes that the tier's own files take there.
+    pub(super) tier_bytes: u64,
     /// Whether files can be read and written without the page cache; or why there can be no file.
     pub(super) is_direct: Result<bool, String>,
 }
@@ -122,7 +125,7 @@ impl ObjectStore {
 }
 
 impl Disk {
-    fn probe(folder: &Path) -> Self {
+    pub(super) fn probe(folder: &Path) -> Self {
         // The node makes the folder: it will be on the same drive as its nearest ancestor.
         let there = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
         let (file_system, free_bytes) = statfs(there).map_or_else(
@@ -130,7 +133,8 @@ impl Disk {
             |stat| (file_system(stat.f_type.cast_unsigned()), stat.f_bavail * stat.f_bsize.cast_unsigned()),
         );
         let is_direct = is_direct(there).map_err(|error| error.to_string());
-        Self { folder: folder.to_owned(), file_system, free_bytes, is_direct }
+        let tier_bytes = tier_bytes(folder);
+        Self { folder: folder.to_owned(), file_system, free_bytes, tier_bytes, is_direct }
     }
 }
 
@@ -204,6 +208,15 @@ fn is_direct(folder: &Path) -> io::Result<bool> {
     }
 }
 
+/// Bytes of the files that a tier has in its folder: in one folder for each device. What cannot be read has none.
+fn tier_bytes(folder: &Path) -> u64 {
+    let within = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_device = |name: OsString| name.as_encoded_bytes().starts_with(b"device-");
+    let devices = within(folder).filter(|entry| is_device(entry.file_name()));
+    let files = devices.flat_map(|device| within(&device.path())).filter_map(|file| file.metadata().ok());
+    files.map(|file| file.blocks() * STAT_BLOCK_BYTES).sum()
+}
+
 /// Names of the file systems that matter (linux/magic.h).
 fn file_system(magic: u64) -> String {
     match magic & 0xffff_ffff {
@@ -221,6 +234,9 @@ fn file_system(magic: u64) -> String {
     }
     .to_owned()
 }
+
+/// The unit in which the system tells the space of a file.
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Time in which a server must answer, or a router on the way refuse a packet.
 const ANSWER_TIME: Duration = Duration::from_millis(300);

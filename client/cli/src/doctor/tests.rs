@@ -239,7 +239,7 @@ fn a_new_certificate_of_30_days_is_no_fault() {
 fn faults_of_folders_are_found() {
     let disk = |file_system: &str, is_direct| {
         let (folder, file_system) = ("/var/lib/larder".into(), file_system.to_owned());
-        Some(Disk { folder, file_system, free_bytes: 1 << 40, is_direct })
+        Some(Disk { folder, file_system, free_bytes: 1 << 40, tier_bytes: 0, is_direct })
     };
     each_is_found(&[
         (|m| m.set_mode("run", 0o777), ("socket", Level::Problem, "anybody can write")),
@@ -261,6 +261,48 @@ fn faults_of_folders_are_found() {
         let finding = found.iter().find(|finding| finding.check == "disk").unwrap();
         assert!(finding.level == level && finding.found.contains(part), "{finding:?}");
     }
+}
+
+#[test]
+fn a_disk_tier_has_the_space_that_is_free_and_its_own_and_more_is_found() {
+    let level_of = |free_gib: u64, tier_gib: u64| {
+        let mut machine = Machine::sane();
+        machine.config += "[disk]\nfolder = '/var/lib/larder'\ncapacity_bytes = '1TiB'\n";
+        let (free_bytes, tier_bytes) = (free_gib << 30, tier_gib << 30);
+        let (folder, file_system, is_direct) = ("/var/lib/larder".into(), "ext4".to_owned(), Ok(true));
+        machine.probes.disk = Some(Disk { folder, file_system, free_bytes, tier_bytes, is_direct });
+        let finding = machine.examine().into_iter().find(|finding| finding.check == "disk").unwrap();
+        (finding.level, finding.found)
+    };
+    assert_eq!(level_of(1_024, 0).0, Level::Ok);
+    assert_eq!(level_of(1, 1_023).0, Level::Ok, "the tier of a running node has its space");
+    let (level, found) = level_of(500, 23);
+    assert_eq!(level, Level::Warning);
+    assert!(found.contains("takes 1.0 TiB, and has 523.0 GiB there"), "{found}");
+}
+
+#[test]
+fn the_bytes_of_a_tiers_own_files_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("device-0")).unwrap();
+    std::fs::write(folder.path().join("device-0/segments"), vec![1; 1 << 20]).unwrap();
+    let Disk { tier_bytes, .. } = Disk::probe(folder.path());
+    assert!((1 << 20..2 << 20).contains(&tier_bytes), "{tier_bytes}");
+}
+
+#[test]
+fn a_log_that_cannot_be_written_is_found() {
+    each_is_found(&[
+        (
+            |m| m.config += "[audit]\npath = '/proc/larder/audit'\n",
+            ("log", Level::Problem, "cannot write /proc/larder/audit, the path of [audit]"),
+        ),
+        (
+            |m| m.config += "[record]\npath = '/proc/larder/record'\n",
+            ("log", Level::Problem, "cannot write /proc/larder/record, the path of [record]"),
+        ),
+    ]);
+    assert_eq!(find(|m| m.log_in_own_folder()), []);
 }
 
 #[test]

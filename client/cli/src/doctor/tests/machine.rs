@@ -84,6 +84,10 @@ impl Machine {
         self.config = self.config.replace(&own, &format!("socket = {path:?}"));
     }
 
+    pub(super) fn log_in_own_folder(&mut self) {
+        self.config += &format!("[audit]\npath = '{}'\n", self.own.path().join("audit").display());
+    }
+
     pub(super) fn file(&self, path: &str, text: &str) {
         let path = self.root.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
