@@ -65,7 +65,9 @@ struct NodeSaid<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum Refused {
     /// A page of another origin asks.
-    #[error("a page of another origin may not use the console's addresses")]
+    #[error(
+        "a page of another origin may not use the console's addresses; a proxy before the coordinator must pass on the browser's header Host"
+    )]
     Origin,
     /// The request names another host.
     #[error("reach the coordinator by an IP address or as localhost, or send the console's token")]
