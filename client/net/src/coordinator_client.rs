@@ -363,16 +363,13 @@ struct Resolver(HashMap<String, Vec<SocketAddr>>);
 impl Resolver {
     /// All addresses of these names, each once.
     async fn resolve(&mut self, names: &[String]) -> Vec<SocketAddr> {
-        let found = join_all(names.iter().map(async |name| {
+        let found = join_all(names.iter().map(|name| {
             let deadline = if self.0.contains_key(name) { RESOLVE_AGAIN_DEADLINE } else { RESOLVE_DEADLINE };
-            let found = timeout(deadline, tokio::net::lookup_host(name)).await;
-            let found = found.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
-            found.map(Iterator::collect).inspect_err(
-                |error| tracing::debug!(name, %error, "the name of a coordinator has no address"),
-            )
-        }));
+            resolve(name, deadline)
+        }))
+        .await;
         let before = std::mem::take(&mut self.0);
-        for (name, found) in names.iter().zip(found.await) {
+        for (name, found) in names.iter().zip(found) {
             let last = || before.get(name).cloned().unwrap_or_default();
             self.0.insert(name.clone(), found.unwrap_or_else(|_| last()));
         }
@@ -380,6 +377,14 @@ impl Resolver {
         let addresses = names.iter().flat_map(|name| &self.0[name]).copied();
         addresses.filter(|address| seen.insert(*address)).take(MAX_ADDRESSES).collect()
     }
+}
+
+async fn resolve(name: &str, deadline: Duration) -> std::io::Result<Vec<SocketAddr>> {
+    let found = timeout(deadline, tokio::net::lookup_host(name)).await;
+    let found = found.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+    found
+        .map(Iterator::collect)
+        .inspect_err(|error| tracing::debug!(name, %error, "the name of a coordinator has no address"))
 }
 
 /// The most addresses of coordinators to dial: five coordinators, each with three.
