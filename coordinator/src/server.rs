@@ -18,6 +18,7 @@ use futures_util::FutureExt as _;
 use larder_net::audit::{self, Audit};
 use larder_net::blocking::blocking;
 use larder_net::coordinator_client::Known;
+use larder_net::failure::Failure;
 use larder_net::line_file::last_lines;
 use larder_net::metrics::EarliestEnd;
 use larder_net::quic::{
