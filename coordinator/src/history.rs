@@ -27,7 +27,7 @@ pub(crate) struct Moment {
     used_bytes: u64,
     /// Open sessions.
     sessions: u64,
-    /// Prompt tokens of lookups since the moment before.
+    /// Prompt tokens of lookups since the moment before; of a node that was silent meanwhile, one moment's part of them.
     tokens_asked: u64,
     /// Tokens among them that were found.
     tokens_hit: u64,
@@ -42,8 +42,8 @@ pub(crate) struct History(Arc<Mutex<Kept>>);
 #[derive(Debug, Default)]
 struct Kept {
     moments: VecDeque<Moment>,
-    /// The counters of each node at the moment before, by name.
-    before: BTreeMap<String, Counters>,
+    /// The last counters of each node, by name, and the number of moments since.
+    before: BTreeMap<String, (Counters, u64)>,
 }
 
 /// Counters of one life of a node.
@@ -121,7 +121,9 @@ impl Kept {
             let node = one.said.as_ref().ok().and_then(|json| serde_json::from_slice::<NodeSums>(json).ok());
             let Some(node) = node else {
                 moment.silent += 1;
-                self.before.remove(&one.node);
+                if let Some((_, moments)) = self.before.get_mut(&one.node) {
+                    *moments += 1;
+                }
                 continue;
             };
             moment.nodes += 1;
@@ -134,12 +136,16 @@ impl Kept {
                 now.tokens_hit += actor.tokens_hit;
                 now.evictions += actor.evictions;
             }
-            let before = self.before.insert(one.node.clone(), now);
-            // A node that is new here, was silent or has started again counts from the next moment on.
-            if let Some(before) = before.filter(|before| before.incarnation == now.incarnation) {
-                moment.tokens_asked += now.tokens_asked.saturating_sub(before.tokens_asked);
-                moment.tokens_hit += now.tokens_hit.saturating_sub(before.tokens_hit);
-                moment.evictions += now.evictions.saturating_sub(before.evictions);
+            let before = self.before.insert(one.node.clone(), (now, 1));
+            // A node that is new here or has started again counts from the next moment on. After a silence, the part of one moment
+            // counts.
+            if let Some((before, moments)) =
+                before.filter(|(before, _)| before.incarnation == now.incarnation)
+            {
+                let grown = |now: u64, before: u64| now.saturating_sub(before) / moments;
+                moment.tokens_asked += grown(now.tokens_asked, before.tokens_asked);
+                moment.tokens_hit += grown(now.tokens_hit, before.tokens_hit);
+                moment.evictions += grown(now.evictions, before.evictions);
             }
         }
         self.before.retain(|name, _| shown.iter().any(|one| one.node == *name));
@@ -189,7 +195,7 @@ mod tests {
             .collect();
         assert_eq!(
             told,
-            [(2, 0, 0, 0, 0), (1, 1, 100, 60, 120), (2, 0, 0, 0, 0), (2, 0, 15, 7, 14), (1, 0, 0, 0, 0)]
+            [(2, 0, 0, 0, 0), (1, 1, 100, 60, 120), (2, 0, 7, 2, 5), (2, 0, 15, 7, 14), (1, 0, 0, 0, 0)]
         );
         assert_eq!((kept.moments[0].arena_bytes, kept.moments[0].used_bytes), (202, 80));
         assert_eq!(kept.before.len(), 1, "a node that left is forgotten");

@@ -358,24 +358,44 @@ impl Drop for AbortOnDrop {
 
 /// Resolves the names of coordinators. A name that has no address, or is not resolved in time, keeps its last addresses.
 #[derive(Default)]
-struct Resolver(HashMap<String, Vec<SocketAddr>>);
+struct Resolver(HashMap<String, Resolved>);
+
+#[derive(Default, Clone)]
+struct Resolved {
+    addresses: Vec<SocketAddr>,
+    /// Attempts since the last success.
+    in_vain: u32,
+}
 
 impl Resolver {
     /// All addresses of these names, each once.
     async fn resolve(&mut self, names: &[String]) -> Vec<SocketAddr> {
-        let found = join_all(names.iter().map(|name| {
-            let deadline = if self.0.contains_key(name) { RESOLVE_AGAIN_DEADLINE } else { RESOLVE_DEADLINE };
-            resolve(name, deadline)
-        }))
-        .await;
-        let before = std::mem::take(&mut self.0);
-        for (name, found) in names.iter().zip(found) {
-            let last = || before.get(name).cloned().unwrap_or_default();
-            self.0.insert(name.clone(), found.unwrap_or_else(|_| last()));
+        let known = |name: &String| self.0.get(name).cloned().unwrap_or_default();
+        let before: Vec<Resolved> = names.iter().map(known).collect();
+        let found = names.iter().zip(&before).map(|(name, before)| resolve(name, before.deadline()));
+        let found = join_all(found).await;
+        self.0.clear();
+        for ((name, found), Resolved { addresses, in_vain }) in names.iter().zip(found).zip(before) {
+            let resolved = match found {
+                Ok(addresses) => Resolved { addresses, in_vain: 0 },
+                Err(_) => Resolved { addresses, in_vain: in_vain + 1 },
+            };
+            self.0.insert(name.clone(), resolved);
         }
         let mut seen = HashSet::new();
-        let addresses = names.iter().flat_map(|name| &self.0[name]).copied();
+        let addresses = names.iter().flat_map(|name| &self.0[name].addresses).copied();
         addresses.filter(|address| seen.insert(*address)).take(MAX_ADDRESSES).collect()
+    }
+}
+
+impl Resolved {
+    /// How long the next resolution may take. While the server of names is silent, a node follows a new leader at the known
+    /// addresses, before it counts as suspect. A server that is slow has more time in each further attempt.
+    fn deadline(&self) -> Duration {
+        match self.addresses.is_empty() {
+            true => RESOLVE_DEADLINE,
+            false => (RESOLVE_AGAIN_DEADLINE * 2_u32.pow(self.in_vain.min(4))).min(RESOLVE_DEADLINE),
+        }
     }
 }
 
@@ -390,11 +410,10 @@ async fn resolve(name: &str, deadline: Duration) -> std::io::Result<Vec<SocketAd
 /// The most addresses of coordinators to dial: five coordinators, each with three.
 pub const MAX_ADDRESSES: usize = 16;
 
-/// How long the first resolution of a name may take.
+/// How long the resolution of a name may take.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long the resolution of a name may take whose addresses are known. Far less than the silence after which a node is suspect:
-/// while the server of names is silent, the nodes follow a new leader at the known addresses.
+/// How long it may take at first, if addresses of the name are known.
 const RESOLVE_AGAIN_DEADLINE: Duration = Duration::from_millis(500);
 
 /// How long a handshake may take.
@@ -423,10 +442,13 @@ mod tests {
     async fn a_name_that_is_not_resolved_any_more_keeps_its_last_addresses() {
         let (address, mut resolver) = ("127.0.0.1:7".parse().unwrap(), Resolver::default());
         // Without a port, it is no name.
-        resolver.0.insert("lost".to_owned(), vec![address]);
+        resolver.0.insert("lost".to_owned(), Resolved { addresses: vec![address], in_vain: 0 });
         let names = ["lost", "127.0.0.1:8", "127.0.0.1:7"].map(str::to_owned);
         let found = [address, "127.0.0.1:8".parse().unwrap()];
         assert_eq!(resolver.resolve(&names).await, found);
         assert_eq!(resolver.resolve(&names).await, found);
+        let deadlines = ["lost", "127.0.0.1:8"].map(|name| resolver.0[name].deadline());
+        assert_eq!(deadlines, [4 * RESOLVE_AGAIN_DEADLINE, RESOLVE_AGAIN_DEADLINE]);
+        assert_eq!(Resolved::default().deadline(), RESOLVE_DEADLINE);
     }
 }

@@ -105,14 +105,18 @@ function Explained({ lookup, close }: { lookup: Found; close: () => void }) {
     if (!lookup.runs.some(open) || !(lookup.request ?? lookup.trace)) return [];
     const by = lookup.request ? `request=${encodeURIComponent(lookup.request)}` : `trace=${lookup.trace}`;
     const again = await nodes<Lookup[]>(`/lookups?most=20&${by}`, undefined, lookup.node);
+    if (again[0]?.error) throw new Error(`${lookup.node}: ${again[0].error}`);
     const whole = again[0]?.said?.find((one) => one.number === lookup.number && one.device === lookup.device);
     if (!whole) return [];
     const said = await nodes<Chain[]>("/explain", { fingerprint: lookup.namespace, hashes: whole.hashes });
-    return said
+    const found = said
       .filter((one) => one.node !== lookup.node)
       .flatMap((one) => (one.said ?? []).flatMap((chain) => chain.runs.map((run) => ({ ...run, node: one.node }))))
       .filter((run) => run.evicted && run.evicted.unix_ms <= lookup.unix_ms)
       .filter((run) => lookup.runs.some((mine) => open(mine) && run.from < mine.to && mine.from < run.to));
+    const silent = said.find((one) => one.error);
+    if (found.length === 0 && silent) throw new Error(`${silent.node}: ${silent.error}`);
+    return found;
   };
   const { value, error } = useEvery(60000, others, [lookup]);
   return (

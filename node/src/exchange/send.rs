@@ -54,7 +54,7 @@ impl Mover {
     ) {
         let common = &self.common;
         let granted = self.grant(actors, &connection.peer().name, fetch, &trace);
-        // An actor may take long, as when a chunk is read from disk. Nothing is kept for an asker that gave up meanwhile.
+        // An actor may take long, as when a chunk is read from disk. No room to send is kept for an asker that gave up meanwhile.
         let granted = tokio::select! {
             granted = granted => Some(granted),
             _ = send.stopped() => None,

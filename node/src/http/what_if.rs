@@ -164,11 +164,12 @@ impl Present {
     }
 }
 
-/// Chunks that an actor's disk has room for. A record is larger than its block: it counts as the average of those on disk.
+/// Chunks that an actor's disk has room for. A record is larger than its block: it counts as the average of those on disk, but as
+/// no more than two blocks, since records that nobody needs any more take room too.
 fn on_disk(report: &ActorReport, chunk_bytes: u64) -> u64 {
     let Some((used, capacity)) = report.disk_fill else { return 0 };
     let chunks = report.usage.disk.map_or(0, |usage| usage.chunks);
-    capacity / used.checked_div(chunks).unwrap_or(chunk_bytes).max(chunk_bytes)
+    capacity / used.checked_div(chunks).unwrap_or(chunk_bytes).clamp(chunk_bytes, 2 * chunk_bytes)
 }
 
 fn played_status(present: &Present, played: Played<Tried>) -> PlayedStatus {

@@ -157,10 +157,14 @@ pub(super) fn loosen_what_does_not_fit(
 ) {
     for (numa_node, arena_bytes) in bytes_on_nodes(actors) {
         let Some(node) = host.numa_nodes.get(&numa_node) else { continue };
-        let huge = huge_bytes(actors, Some(numa_node)).min(node.huge.allowed_bytes);
-        let memory_bytes = node.memory_bytes.saturating_sub(node.huge.total_bytes) + huge;
+        let huge = huge_bytes(actors, Some(numa_node));
+        let with = |pages: u64| node.memory_bytes.saturating_sub(node.huge.total_bytes) + huge.min(pages);
+        let memory_bytes = with(node.huge.allowed_bytes);
         if arena_bytes > memory_bytes {
             mismatches.push(Mismatch::ArenasTooLarge { numa_node, arena_bytes, memory_bytes });
+        }
+        // Pages that others hold now are not there for an arena that must be here.
+        if arena_bytes > with(node.huge.free_bytes) {
             let there = actors.iter_mut().filter(|actor| actor.arena.extent.numa_node == Some(numa_node));
             there.for_each(|actor| actor.arena.extent.binding = Binding::Preferred);
         }

@@ -1,6 +1,7 @@
 //! `larder plan`: the hit rates of a trace by policy, capacity and number of nodes.
 
 use std::fs;
+use std::io::{BufRead as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -183,7 +184,7 @@ pub(crate) struct Args {
 
 /// An element of the output of `--json`.
 #[derive(Serialize)]
-struct Row<'a> {
+struct PlannedRow<'a> {
     #[serde(flatten)]
     outcome: &'a Outcome,
     /// Whether this is the recommended size, and reaches the goal.
@@ -202,7 +203,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let infinite = advice::infinite_rate(&outcomes, &workload);
         let advice = advice::advice(&outcomes, infinite, &prices).filter(|advice| advice.is_enough);
         let choice = advice.map(|advice| advice.choice.scenario);
-        let row = |outcome| Row { outcome, recommended: Some(outcome.scenario) == choice };
+        let row = |outcome| PlannedRow { outcome, recommended: Some(outcome.scenario) == choice };
         output::print_json(&outcomes.iter().map(row).collect::<Vec<_>>())?;
     } else {
         output::print(&table::tables(&workload, &outcomes, &prices))?;
@@ -219,12 +220,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Whether a file is the lookup log of a node, as far as its first line tells.
+fn is_log(file: &Path) -> bool {
+    let Ok(lines) = source::open(file) else { return false };
+    let mut first = String::new();
+    lines.take(LONGEST_LINE).read_line(&mut first).is_ok_and(|_| first.contains("\"chunk_tokens\""))
+}
+
+/// Bytes of a line that are looked at.
+const LONGEST_LINE: u64 = 16 << 20;
+
 impl Args {
     fn workload(&self) -> anyhow::Result<Workload> {
         let limit = self.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
         let history = History::new(self.namespace.clone(), self.block_tokens);
         let mut history = if self.content_ids { history.with_content_ids() } else { history };
-        for file in oldest_first(self.files.clone()) {
+        for file in oldest_first(self.files.clone(), is_log) {
             let wrong = || Usage(format!("cannot plan with {}", file.display()));
             let lines = source::open(&file).with_context(wrong)?;
             history.read(lines, limit).with_context(wrong)?;

@@ -179,6 +179,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    // Logs why the environment's endpoint cannot be used: nothing was logged yet when spans began.
+    let _ = args.tracing.config().or_from_environment();
     let requests = args.trace()?;
     args.check_upkeep(requests.len())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

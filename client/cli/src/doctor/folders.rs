@@ -6,6 +6,7 @@ use std::path::Path;
 use larder_node::config::TenantConfig;
 use larder_node::session::{NotASocket, check_socket_path};
 use rustix::fs::{Access, access};
+use rustix::io::Errno;
 
 use super::probes::{Disk, ObjectStore};
 use super::{Finding, Subject, note, ok, problem, warning};
@@ -63,17 +64,23 @@ fn log(section: &str, path: &Path) -> Finding {
     let file = || access(path, Access::WRITE_OK);
     let beside = || access(folder, Access::WRITE_OK | Access::EXEC_OK);
     let written = match std::fs::metadata(path) {
-        Ok(found) if found.is_file() => file().and_then(|()| beside()),
+        Ok(found) if found.is_dir() => Err(Errno::ISDIR),
+        Ok(found) if found.is_file() => file().map(|()| beside().err()),
         // A pipe or a device.
-        Ok(_) => file(),
-        Err(_) => beside(),
+        Ok(_) => file().map(|()| None),
+        Err(_) => beside().map(|()| None),
     };
     let path = path.display();
     match written {
-        Ok(()) => ok(CHECK, format!("{path} of [{section}] can be written")),
+        Ok(None) => ok(CHECK, format!("{path} of [{section}] can be written")),
+        Ok(Some(error)) => warning(
+            CHECK,
+            format!("this user can write {path}, the path of [{section}], but no files beside it: {error}"),
+            "give its folder to the node's user: once the file is full, further lines are lost",
+        ),
         Err(error) => problem(
             CHECK,
-            format!("this user cannot write {path}, the path of [{section}], or files beside it: {error}"),
+            format!("this user cannot write {path}, the path of [{section}]: {error}"),
             "name a file in a folder that the node's user may write: the node does not start without it",
         ),
     }

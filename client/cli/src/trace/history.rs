@@ -255,11 +255,11 @@ impl std::fmt::Display for Chunks {
 }
 
 /// Files in the order in which they were written: a node's log as `FILE.2`, `FILE.1.gz`, `FILE`, in whatever order a
-/// shell names them; others as they are given. Numbers without `FILE` itself may be those of a trace's parts.
-#[must_use]
-pub fn oldest_first(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
-    let written = files.iter().map(|file| rotation(file)).find(|(_, number)| number.is_none());
-    if written.is_some_and(|(written, _)| files.iter().all(|file| rotation(file).0 == written)) {
+/// shell names them; others as they are given. Numbers without `FILE` itself may be those of a trace's parts: `is_log` tells.
+pub fn oldest_first(mut files: Vec<PathBuf>, is_log: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
+    let of_one = files.windows(2).all(|two| rotation(&two[0]).0 == rotation(&two[1]).0);
+    let has_bare = files.iter().any(|file| rotation(file).1.is_none());
+    if of_one && (has_bare || files.len() > 1 && is_log(&files[0])) {
         files.sort_by_key(|file| std::cmp::Reverse(rotation(file).1));
     }
     files
@@ -452,14 +452,15 @@ mod tests {
     #[test]
     fn rotated_files_are_put_in_the_order_in_which_they_were_written() {
         let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
-        let log = oldest_first(paths(&["d/log.jsonl", "d/log.jsonl.1", "d/log.jsonl.10", "d/log.jsonl.2"]));
+        let log = ["d/log.jsonl", "d/log.jsonl.1", "d/log.jsonl.10", "d/log.jsonl.2"];
+        let log = oldest_first(paths(&log), |_| panic!("the file itself is there"));
         assert_eq!(log, paths(&["d/log.jsonl.10", "d/log.jsonl.2", "d/log.jsonl.1", "d/log.jsonl"]));
-        let packed = oldest_first(paths(&["log.jsonl", "log.jsonl.1", "log.jsonl.2.gz", "log.jsonl.3.zst"]));
-        assert_eq!(packed, paths(&["log.jsonl.3.zst", "log.jsonl.2.gz", "log.jsonl.1", "log.jsonl"]));
+        let packed = oldest_first(paths(&["log.jsonl.1", "log.jsonl.2.gz", "log.jsonl.3.zst"]), |_| true);
+        assert_eq!(packed, paths(&["log.jsonl.3.zst", "log.jsonl.2.gz", "log.jsonl.1"]));
         for others in
             [&["monday.jsonl", "tuesday.jsonl.3"][..], &["trace.1", "trace.2"], &["trace.00", "trace.01"]]
         {
-            assert_eq!(oldest_first(paths(others)), paths(others));
+            assert_eq!(oldest_first(paths(others), |_| false), paths(others));
         }
     }
 }

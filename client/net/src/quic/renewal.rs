@@ -38,9 +38,9 @@ async fn renew_from<R: Future<Output = Result<Pem, CredentialsError>>>(
     renew: impl Fn(&Credentials),
     expires: impl Fn(Option<SystemTime>),
 ) {
-    // The files may have changed since these were read.
+    // The files may have changed since these were read, a moment ago.
     let mut in_use = credentials.pem();
-    let mut files_in_use = read().await.ok().filter(|pem| is(pem, in_use));
+    let mut files_in_use = files.read().ok().filter(|pem| is(pem, in_use));
     let mut refused = None;
     // The clock of the system may run ahead and be set back.
     let mut next_warning = Instant::now();

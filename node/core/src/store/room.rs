@@ -235,11 +235,14 @@ impl Store {
             let (taken, slots) = self.slab.fill(extent);
             (taken > slots / NEARLY_EMPTY, Reverse(self.idle_extent(extent)), taken)
         });
-        let mut looked_at = 0;
+        // Samples for the order are taken from all slots of an extent.
+        let mut looked_at: u64 = extents.iter().map(|&extent| u64::from(self.slab.fill(extent).1) / 8).sum();
         let free = extents.iter().filter_map(|&extent| {
             let owners = self.slab.owners(extent).inspect(|_| looked_at += 1);
             let free = owners.map(|owner| (!is_in_use(self.index.at(owner))).then_some(owner));
-            self.subtrees(&free.collect::<Option<Vec<_>>>()?)
+            let free = free.collect::<Option<Vec<_>>>()?;
+            looked_at += SUBTREE_COSTS * free.len() as u64;
+            self.subtrees(&free)
         });
         let Some(doomed) = free.take(CLEARABLE_TRIES).min_by_key(Vec::len) else {
             self.clears_from = Millis(self.now.0 + looked_at / LOOKED_AT_IN_A_MS);
@@ -495,6 +498,9 @@ const CLEARABLE_TRIES: usize = 4;
 
 /// The chunks that searches which clear nothing look at in a millisecond on average: about a quarter of the actor's time.
 const LOOKED_AT_IN_A_MS: u64 = 50_000;
+
+/// A search through the descendants of a chunk takes as long as a look at so many chunks.
+const SUBTREE_COSTS: u64 = 16;
 
 /// The number of chunks by which an extent's last use is estimated.
 const SAMPLED_OWNERS: usize = 8;

@@ -6,6 +6,7 @@ use larder_protocol::{Chain, Fingerprint};
 
 use super::{Follow, Followed, Reader};
 use crate::store::ids::ChunkId;
+use crate::store::index::Account;
 use crate::store::{Source, Store, Wanted};
 
 /// Chunks of a follow for which its own writer's node is to be asked.
@@ -25,13 +26,15 @@ pub struct AskedAgain {
 
 impl Store {
     /// Notes that the fetch of a chunk has failed. Unless they were shown the places, two kinds of followers go on waiting: those
-    /// whose own writer's node was not asked wait for that node, and engines whose writer is on this node for that writer.
+    /// whose own writer's node was not asked wait for that node, and engines whose writer is on this node for that writer. Nobody
+    /// writes a chunk again that was on disk.
     pub(in crate::store) fn await_again(&mut self, id: ChunkId) {
-        let hash = self.index.get(id).hash;
+        let chunk = self.index.get(id);
+        let (hash, may_be_written) = (chunk.hash, chunk.account() != Account::Disk);
         for (follow, position) in self.follows.followers(id) {
             let may_wait = |open: &&mut Follow| {
                 !open.is_shown
-                    && (open.may_ask[position] || open.writer.is_none())
+                    && (open.may_ask[position] || (open.writer.is_none() && may_be_written))
                     && open.chunks[position] == Followed::Coming(id)
             };
             let Some(open) = self.follows.open.get_mut(&follow).filter(may_wait) else { continue };

@@ -8,8 +8,8 @@ use larder_protocol::session::Scarce;
 use super::*;
 use crate::store::ChangeKind;
 use crate::store::{
-    Came, FollowNews, FollowProgress, FollowRequest, FollowStarted, Granted, News, PeerStoreLimits, Ranges,
-    Refused, Reserved,
+    Came, DiskStoreLimits, FollowNews, FollowProgress, FollowRequest, FollowStarted, Granted, News,
+    PeerStoreLimits, Ranges, Refused, Reserved, Source, WritePolicy,
 };
 
 /// Layers of a block of [`BLOCK`] bytes.
@@ -550,7 +550,7 @@ fn a_fetched_chunk_that_was_purged_on_its_way_is_lost_to_its_followers() {
 }
 
 #[test]
-fn a_follower_whose_writer_has_not_begun_waits_on_when_anothers_fetch_fails() {
+fn a_follower_whose_writer_has_not_begun_waits_on_when_the_fetch_of_another_fails() {
     let mut w = World::new();
     let waits = w.follow("a");
     let other = w.start(w.f.session, "a", true, 0).unwrap();
@@ -561,6 +561,26 @@ fn a_follower_whose_writer_has_not_begun_waits_on_when_anothers_fetch_fails() {
     w.commit(&reserved);
     assert_eq!(w.progress(waits), (1, LAYERS, true));
     w.assert_nothing_is_held();
+}
+
+#[test]
+fn a_followed_chunk_that_cannot_be_read_from_disk_is_lost_at_once() {
+    let disk = DiskStoreLimits {
+        write: WritePolicy::WriteThrough,
+        write_after_uses: 2,
+        max_waiting_bytes: 4 * BLOCK,
+        max_reading_bytes: 4 * BLOCK,
+    };
+    let limits = StoreLimits { disk: Some(disk), capacity_chunks: Some(1), ..shared_limits(8) };
+    let mut w = World::with(limits);
+    for word in ["a", "b"] {
+        w.f.put(word);
+        w.f.write_all();
+    }
+    let FollowStarted { follow, wanted } = w.start(w.reader, "a", false, 0).unwrap();
+    assert_eq!(wanted[0].from, Source::Disk);
+    w.f.store.fetched(wanted[0].fetch, None, None);
+    assert_eq!(w.progress(follow), (0, 0, true));
 }
 
 #[test]
