@@ -33,8 +33,9 @@ struct Shared {
 struct Heard {
     room: Room,
     news: u64,
-    /// When the room was passed on.
+    /// When the room was passed on, and the answers since.
     at: Duration,
+    answers: u32,
 }
 
 impl Rooms {
@@ -62,22 +63,25 @@ impl Rooms {
     }
 
     /// Notes the room in a node's answer, on a connection of this version. A node of version 1 says nothing of its room, and
-    /// takes no chunks. A room that differs little from the one passed on last is passed on only after some time.
+    /// takes no chunks. A room that differs little from the one passed on last is passed on only after some answers or
+    /// some time.
     pub fn heard(&self, node: NodeNumber, room: Room, version: Version, now: Duration) {
         if version < Version::SECOND {
             return;
         }
         let is_like = |one: u64, other: u64| one.abs_diff(other) <= one / SAME_SHARE;
         let mut heard = larder_net::lock(&self.0.heard);
-        if let Some(last) = heard.get(&node)
+        if let Some(last) = heard.get_mut(&node)
             && is_like(last.room.least, room.least)
             && is_like(last.room.served, room.served)
+            && last.answers < MOST_UNTOLD
             && now.saturating_sub(last.at) < TOLD_AGAIN
         {
+            last.answers += 1;
             return;
         }
         let news = self.0.news.fetch_add(1, Ordering::AcqRel) + 1;
-        heard.insert(node, Heard { room, news, at: now });
+        heard.insert(node, Heard { room, news, at: now, answers: 0 });
     }
 
     /// The rooms heard since news number `seen`, which becomes the last number.
@@ -123,6 +127,9 @@ pub(super) async fn read_answer(
 
 /// A figure that differs by at most one part in this many counts as the same.
 const SAME_SHARE: u64 = 8;
+
+/// The number of like answers of one node before one is passed on.
+const MOST_UNTOLD: u32 = 16;
 
 /// After this time an answer is passed on whatever it says, to show that the node still answers: cores offer chunks only to nodes
 /// that they heard in the last ten seconds.
