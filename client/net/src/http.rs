@@ -205,8 +205,10 @@ const BODY_DEADLINE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
     use std::sync::Arc;
 
+    use actix_rt::task::JoinHandle;
     use actix_web::web::{Data, Payload, get, post};
     use futures_util::stream;
     use prometheus::Registry;
@@ -229,6 +231,18 @@ mod tests {
         "done"
     }
 
+    /// Serves the paths that `configure` adds on so many connections; returns the address, the handle and the server's task.
+    fn serving(
+        most: usize,
+        configure: impl Fn(&mut ServiceConfig) + Clone + Send + 'static,
+    ) -> (SocketAddr, Handle, JoinHandle<io::Result<()>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Connections::new(most, &Registry::new()).unwrap();
+        let (handle, server) = serve(listener, connections, Duration::from_secs(60), configure).unwrap();
+        (address, handle, actix_rt::spawn(server))
+    }
+
     #[test]
     fn an_argument_that_a_path_does_not_take_is_refused_with_those_that_it_takes() {
         let read = |query: &str, known: &[&str]| arguments("/past", query, known);
@@ -242,8 +256,6 @@ mod tests {
     #[test]
     fn a_head_is_answered_as_a_get_without_the_body_even_of_an_answer_without_an_end() {
         actix_rt::System::new().block_on(async {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let address = listener.local_addr().unwrap();
             let endless = || async { HttpResponse::Ok().streaming(stream::pending::<io::Result<Bytes>>()) };
             let configure = move |service: &mut ServiceConfig| {
                 service
@@ -251,9 +263,7 @@ mod tests {
                     .route("/long", get().to(|| async { in_pieces("text/plain", vec![b'x'; 100_000]) }))
                     .route("/endless", get().to(endless));
             };
-            let connections = Connections::new(4, &Registry::new()).unwrap();
-            let (handle, server) = serve(listener, connections, Duration::from_secs(60), configure).unwrap();
-            let serving = actix_rt::spawn(server);
+            let (address, handle, serving) = serving(4, configure);
             let mut client = TcpStream::connect(address).await.unwrap();
             for (path, head) in
                 [("short", "content-length: 3"), ("long", "content-length: 100000"), ("endless", "chunked")]
@@ -287,17 +297,13 @@ mod tests {
     #[test]
     fn a_connection_makes_no_way_once_the_body_of_its_request_is_there_until_it_is_answered() {
         actix_rt::System::new().block_on(async {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let address = listener.local_addr().unwrap();
             let slow = Data::from(Arc::new(Slow::default()));
             let app = slow.clone();
             let configure = move |service: &mut ServiceConfig| {
                 _ = service.app_data(app.clone()).route("/", post().to(answer_body))
             };
             // One address has one of them.
-            let connections = Connections::new(2, &Registry::new()).unwrap();
-            let (handle, server) = serve(listener, connections, Duration::from_secs(60), configure).unwrap();
-            let serving = actix_rt::spawn(server);
+            let (address, handle, serving) = serving(2, configure);
             let head = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 4\r\n\r\n";
             let mut waits = TcpStream::connect(address).await.unwrap();
             waits.write_all(head).await.unwrap();
@@ -326,16 +332,12 @@ mod tests {
     #[test]
     fn a_server_that_stops_leaves_idle_connections_and_answers_what_has_come() {
         actix_rt::System::new().block_on(async {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let address = listener.local_addr().unwrap();
             let slow = Data::from(Arc::new(Slow::default()));
             let app = slow.clone();
             let configure = move |service: &mut ServiceConfig| {
                 _ = service.app_data(app.clone()).route("/", get().to(answer))
             };
-            let connections = Connections::new(4, &Registry::new()).unwrap();
-            let (handle, server) = serve(listener, connections, Duration::from_secs(60), configure).unwrap();
-            let serving = actix_rt::spawn(server);
+            let (address, handle, serving) = serving(4, configure);
             let mut idle = TcpStream::connect(address).await.unwrap();
             let mut busy = TcpStream::connect(address).await.unwrap();
             busy.write_all(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n").await.unwrap();
