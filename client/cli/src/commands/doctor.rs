@@ -101,12 +101,18 @@ fn subject(args: &Args) -> anyhow::Result<(Subject, Vec<Finding>)> {
         }),
     }
     let disk = args.disk.as_deref().or(config.disk.as_ref().map(|disk| disk.folder.as_path()));
+    let disk = disk.map(|folder| (folder, actors(&config)));
     let (host, files) = (HostFacts::read(root)?, Files::below(root));
     let limits = config.resolve(&host);
     let object = limits.as_ref().ok().and_then(|limits| Some(&limits.object.as_ref()?.options));
     let node_runs = config.tenants.iter().any(|tenant| UnixStream::connect(&tenant.socket).is_ok());
     let probes = Probes::run(&targets, disk, object, node_runs);
     Ok((Subject { files, probes, limits, now: SystemTime::now(), host, config }, findings))
+}
+
+/// The actors of a node with this configuration.
+fn actors(config: &Config) -> usize {
+    config.gpus.len().max(1)
 }
 
 /// Examines the host for a node that runs here with this configuration. Nothing is sent, and nothing written to an object store.
@@ -119,7 +125,7 @@ pub(crate) fn examine_host_of(config: &Config) -> Vec<FindingStatus> {
             return vec![FindingStatus { check, level, found: error.to_string(), advice: None }];
         }
     };
-    let disk = config.disk.as_ref().map(|disk| disk.folder.as_path());
+    let disk = config.disk.as_ref().map(|disk| (disk.folder.as_path(), actors(config)));
     let subject = Subject {
         files: Files::below(root),
         probes: Probes::run(&[], disk, None, true),

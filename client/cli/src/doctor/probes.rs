@@ -1,6 +1,5 @@
 //! Facts that only a trial shows.
 
-use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
@@ -83,11 +82,11 @@ pub(crate) struct ObjectStore {
 }
 
 impl Probes {
-    /// Makes all trials on this machine. `targets` are `host:port`; small and large datagrams go to each. A small object is
-    /// written to the object store, and deleted.
+    /// Makes all trials on this machine. `targets` are `host:port`; small and large datagrams go to each. `disk` is the folder of
+    /// the disk tiers of so many actors. A small object is written to the object store, and deleted.
     pub(crate) fn run(
         targets: &[String],
-        disk: Option<&Path>,
+        disk: Option<(&Path, usize)>,
         object: Option<&ObjectOptions>,
         node_runs: bool,
     ) -> Self {
@@ -100,7 +99,7 @@ impl Probes {
             gso_segments: state.map_or(1, |state| state.max_gso_segments()),
             clock: ClockState::read(),
             targets: targets.iter().map(|name| Target::probe(name)).collect(),
-            disk: disk.map(Disk::probe),
+            disk: disk.map(|(folder, actors)| Disk::probe(folder, actors)),
             object: object.map(ObjectStore::probe),
             node_runs,
         }
@@ -125,7 +124,7 @@ impl ObjectStore {
 }
 
 impl Disk {
-    pub(super) fn probe(folder: &Path) -> Self {
+    pub(super) fn probe(folder: &Path, actors: usize) -> Self {
         // The node makes the folder: it will be on the same drive as its nearest ancestor.
         let there = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
         let (file_system, free_bytes) = statfs(there).map_or_else(
@@ -133,7 +132,7 @@ impl Disk {
             |stat| (file_system(stat.f_type.cast_unsigned()), stat.f_bavail * stat.f_bsize.cast_unsigned()),
         );
         let is_direct = is_direct(there).map_err(|error| error.to_string());
-        let tier_bytes = tier_bytes(folder);
+        let tier_bytes = tier_bytes(folder, actors);
         Self { folder: folder.to_owned(), file_system, free_bytes, tier_bytes, is_direct }
     }
 }
@@ -208,12 +207,12 @@ fn is_direct(folder: &Path) -> io::Result<bool> {
     }
 }
 
-/// Bytes of the files that a tier has in its folder: in one folder for each device. What cannot be read has none.
-fn tier_bytes(folder: &Path) -> u64 {
-    let within = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let is_device = |name: OsString| name.as_encoded_bytes().starts_with(b"device-");
-    let devices = within(folder).filter(|entry| is_device(entry.file_name()));
-    let files = devices.flat_map(|device| within(&device.path())).filter_map(|file| file.metadata().ok());
+/// Bytes of the files that the tiers of so many actors have in their folder, each in a folder of its own. Files that cannot be read
+/// have none.
+fn tier_bytes(folder: &Path, actors: usize) -> u64 {
+    let within = |folder: PathBuf| std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let files = (0..actors).flat_map(|actor| within(folder.join(format!("device-{actor}"))));
+    let files = files.filter_map(|file| file.metadata().ok());
     files.map(|file| file.blocks() * STAT_BLOCK_BYTES).sum()
 }
 

@@ -282,11 +282,13 @@ fn a_disk_tier_has_the_space_that_is_free_and_its_own_and_more_is_found() {
 }
 
 #[test]
-fn the_bytes_of_a_tiers_own_files_are_found() {
+fn the_bytes_of_a_tiers_own_files_are_found_and_not_those_of_an_actor_that_is_gone() {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir(folder.path().join("device-0")).unwrap();
-    std::fs::write(folder.path().join("device-0/segments"), vec![1; 1 << 20]).unwrap();
-    let Disk { tier_bytes, .. } = Disk::probe(folder.path());
+    for device in ["device-0", "device-1"] {
+        std::fs::create_dir(folder.path().join(device)).unwrap();
+        std::fs::write(folder.path().join(device).join("segments"), vec![1; 1 << 20]).unwrap();
+    }
+    let Disk { tier_bytes, .. } = Disk::probe(folder.path(), 1);
     assert!((1 << 20..2 << 20).contains(&tier_bytes), "{tier_bytes}");
 }
 
