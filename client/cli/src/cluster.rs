@@ -15,6 +15,7 @@ use crate::address::HostPort;
 use crate::failure::Usage;
 use crate::http;
 use crate::output::duration;
+use crate::together::together;
 
 /// The processes of one cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,14 +44,14 @@ impl NodeAddress {
     /// The coordinator does not answer.
     pub fn discover(coordinator: &impl Display) -> anyhow::Result<Vec<Self>> {
         let (_, status) = ask_coordinator(coordinator).context("cannot ask the coordinator for its nodes")?;
-        let ask = |member: Member| {
-            let sockets = ask_member(&member).map(|(_, status)| status.sockets).unwrap_or_else(|error| {
+        let ask = |member: &Member| {
+            let sockets = ask_member(member).map(|(_, status)| status.sockets).unwrap_or_else(|error| {
                 tracing::warn!(node = member.name, "a node cannot be asked for its sockets: {error:#}");
                 BTreeMap::new()
             });
-            Self { name: member.name, http: member.http, sockets }
+            Self { name: member.name.clone(), http: member.http, sockets }
         };
-        Ok(status.nodes.into_iter().map(ask).collect())
+        Ok(together(&status.nodes, ask))
     }
 
     /// Asks the node anew for its session sockets.

@@ -33,6 +33,7 @@ mod restart;
 mod samples;
 mod signals;
 mod survey;
+mod together;
 mod top;
 mod tracing;
 mod values;

@@ -1,7 +1,6 @@
 //! A survey of a cluster: each server's status, and the problems of the whole cluster.
 
 use std::collections::BTreeSet;
-use std::thread;
 
 use larder_coordinator::{NodeStatus as Member, Status as CoordinatorStatus};
 use larder_node::{ActorStatus, ObjectStatus, Status as NodeStatus};
@@ -11,6 +10,7 @@ use crate::address::{Coordinators, HostPort};
 use crate::cluster::{ask_coordinator, ask_member, ask_node, lost_nodes};
 use crate::context::ClusterArg;
 use crate::output::duration;
+use crate::together::together;
 
 /// The servers that a command asks.
 #[derive(Debug, Clone, clap::Args)]
@@ -75,10 +75,13 @@ impl Targets {
             Self::Cluster(address) => {
                 let coordinator = ask_coordinator(address)?;
                 let members = coordinator.1.nodes.clone();
-                Ok(Survey { nodes: together(members, Surveyed::member), coordinator: Some(coordinator) })
+                Ok(Survey {
+                    nodes: together(&members, |member| Surveyed::member(member.clone())),
+                    coordinator: Some(coordinator),
+                })
             }
             Self::Nodes(addresses) => {
-                let mut nodes = together(addresses.clone(), Surveyed::node);
+                let mut nodes = together(addresses, |address| Surveyed::node(address.clone()));
                 let mut seen = BTreeSet::new();
                 nodes.retain(|node| match &node.said {
                     Ok((_, said)) => seen.insert((said.name.clone(), said.incarnation)),
@@ -220,12 +223,4 @@ impl Survey {
         );
         (!names.is_empty()).then_some(text)
     }
-}
-
-/// Asks all at once, each on a thread of its own.
-fn together<T: Send>(all: Vec<T>, ask: fn(T) -> Surveyed) -> Vec<Surveyed> {
-    thread::scope(|scope| {
-        let asked: Vec<_> = all.into_iter().map(|one| scope.spawn(move || ask(one))).collect();
-        asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
-    })
 }

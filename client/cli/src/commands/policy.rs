@@ -1,10 +1,9 @@
 //! `larder policy`: the nodes' eviction policies.
 
 use std::process::ExitCode;
-use std::thread;
 
 use anyhow::bail;
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
 use larder_coordinator::NodeStatus;
 use larder_core::store::policy::PolicyName;
 use larder_net::quic::Credentials;
@@ -16,6 +15,7 @@ use crate::cluster::{ask_coordinator, ask_member, chosen_members, lost_nodes, re
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::FAILED;
 use crate::listing::{Cell, FormatArgs, Listing, column};
+use crate::together::{ASKED_AT_ONCE, together};
 use crate::values;
 
 /// Show the eviction policies of nodes, or set one while they run
@@ -102,7 +102,7 @@ fn set(
         let asked = ask(credentials, policy, member).await;
         asked.err().map(|error| format!("{error:#}"))
     });
-    Ok(runtime.block_on(join_all(asked)))
+    Ok(runtime.block_on(stream::iter(asked).buffered(ASKED_AT_ONCE).collect()))
 }
 
 async fn ask(credentials: &Credentials, policy: PolicyName, member: &NodeStatus) -> anyhow::Result<()> {
@@ -118,11 +118,8 @@ async fn ask(credentials: &Credentials, policy: PolicyName, member: &NodeStatus)
 impl NodeReport {
     /// Asks all members at once, except those that have failed before.
     fn of_all(members: &[NodeStatus], errors: Vec<Option<String>>) -> Vec<Self> {
-        thread::scope(|scope| {
-            let ask = |(member, error)| scope.spawn(move || Self::of(member, error));
-            let asked: Vec<_> = members.iter().zip(errors).map(ask).collect();
-            asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
-        })
+        let asked: Vec<_> = members.iter().zip(errors).collect();
+        together(&asked, |(member, error)| Self::of(member, error.clone()))
     }
 
     fn of(member: &NodeStatus, error: Option<String>) -> Self {
@@ -163,6 +160,7 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::TcpListener;
     use std::sync::{Arc, Barrier};
+    use std::thread;
 
     use serde_json::json;
 

@@ -23,6 +23,7 @@ use crate::cluster::{ask_coordinator, chosen_members, lost_nodes, require_nodes}
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::{FAILED, Usage};
 use crate::listing::{Cell, Format, FormatArgs, Listing, column, wide};
+use crate::together::together;
 use crate::{http, output};
 
 /// Have nodes remove chunks from memory, disk and object store
@@ -216,11 +217,11 @@ fn listed<T: DeserializeOwned>(
     path: &str,
     name: fn(T) -> String,
 ) -> Option<BTreeSet<String>> {
-    let mut names = BTreeSet::new();
-    for member in members {
-        names.extend(http::get_json::<Vec<T>>(&member.http, path).ok()?.into_iter().map(name));
-    }
-    Some(names)
+    let answers = together(members, |member| {
+        let listed = http::get_json::<Vec<T>>(&member.http, path).ok()?;
+        Some(listed.into_iter().map(name).collect::<Vec<_>>())
+    });
+    Some(answers.into_iter().collect::<Option<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
 /// Purges all nodes, and ends the purge at each when all are done.

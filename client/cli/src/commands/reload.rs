@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
 use larder_coordinator::NodeStatus;
 use larder_net::quic::Credentials;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
@@ -18,6 +18,7 @@ use crate::cluster::{ask_coordinator, chosen_members, lost_nodes, require_nodes}
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::FAILED;
 use crate::listing::{Cell, FormatArgs, Listing, column};
+use crate::together::ASKED_AT_ONCE;
 
 /// Have nodes and coordinators read their configuration files again
 ///
@@ -94,7 +95,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let coordinators = answers.map(|(name, answer)| NodeReport::new(&name, answer)).collect();
         let asked =
             members.iter().map(async |member| NodeReport::new(&member.name, ask(&credentials, member).await));
-        let mut nodes = join_all(asked).await;
+        let mut nodes: Vec<_> = stream::iter(asked).buffered(ASKED_AT_ONCE).collect().await;
         let advice = ": if its process runs, it reads its file again when the file changes";
         let lost = lost_nodes(status.lost, &args.members, advice).into_iter();
         nodes.extend(lost.map(|(name, error)| NodeReport::new(&name, Err(anyhow!(error)))));

@@ -1,6 +1,5 @@
 //! The status and metrics of nodes and coordinator at one time.
 
-use std::thread;
 use std::time::Instant;
 
 use larder_node::Status;
@@ -9,6 +8,7 @@ use crate::clock::now;
 use crate::http;
 use crate::samples::Samples;
 use crate::survey::{Surveyed, Targets};
+use crate::together::together;
 
 /// All nodes at one time.
 #[derive(Debug, Clone)]
@@ -74,11 +74,7 @@ impl Sample {
     /// The coordinator does not answer. A node without an answer is shown as silent.
     pub(crate) fn of(targets: &Targets) -> anyhow::Result<Self> {
         let survey = targets.survey()?;
-        let mut nodes: Vec<NodeSample> = thread::scope(|scope| {
-            let asked = survey.nodes.iter().map(|node| scope.spawn(|| NodeSample::of(node)));
-            let asked: Vec<_> = asked.collect();
-            asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
-        });
+        let mut nodes = together(&survey.nodes, NodeSample::of);
         let lost = survey.coordinator.iter().flat_map(|(_, coordinator)| &coordinator.lost);
         nodes.extend(lost.map(|lost| NodeSample {
             name: lost.name.clone(),
