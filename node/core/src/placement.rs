@@ -13,8 +13,8 @@
 //!   this chunk the rest of the prompt is lost. The policy sees only this node's chunks and takes the chunk for the prompt's end.
 //! - **A transfer from a busy node counts more** ([`transfer_weight`]): its readers keep copies of chunks that they read often,
 //!   so that the busy node serves less.
-//! - **An only copy is forwarded** ([`pays_to_forward`]) to the node whose next victim is worth far less. A forwarded chunk
-//!   keeps its age, and must be used before it is forwarded again.
+//! - **An only copy that was used again is forwarded** ([`may_be_forwarded`], [`pays_to_forward`]) to the node whose next victim
+//!   is worth less. A forwarded chunk keeps its age, and must be used before it is forwarded again.
 //!
 //! No node asks a neighbor for its worth or how much it serves: each answer between nodes bears both of its sender
 //! ([`Neighbours`]).
@@ -97,10 +97,16 @@ pub fn goes_before_read(idle: u32, idle_of_read: u32) -> bool {
     idle >= idle_of_read / READ_STAYS
 }
 
+/// Whether an only copy that was read this often since it was computed may be forwarded when it is evicted.
+pub fn may_be_forwarded(reads: u32) -> bool {
+    reads >= FORWARD_READS
+}
+
 /// Whether an only copy that is evicted is worth its transfer to a node whose next victim is worth `there`: that node must keep
-/// it [`FORWARD_GAIN`] times as long.
+/// it half as long again as this node did.
 pub fn pays_to_forward(chunk: Worth, there: Worth) -> bool {
-    chunk > Worth::NOTHING && there.0.saturating_mul(FORWARD_GAIN) <= chunk.0
+    let (earns, displaces) = (chunk.0.saturating_mul(2), there.0.saturating_mul(3));
+    chunk > Worth::NOTHING && displaces <= earns
 }
 
 /// How many transfers one transfer counts for, from a node that sends `served` bytes a second, where nodes send `mean` on
@@ -153,10 +159,9 @@ const OVERLOADED_WEIGHT: u64 = 1_000;
 /// from 1.25 to 2; without a bound, nodes keep the beginnings of prompts that nobody continues.
 const READ_STAYS: u32 = 2;
 
-/// A chunk is forwarded to a node that keeps it this many times as long. A forward costs a transfer now, and most evicted chunks
-/// are never used again. Replayed traces gain by forwards from a factor of two on; a factor of four halves the traffic, and costs
-/// a few tenths of a point.
-pub const FORWARD_GAIN: u64 = 4;
+/// A chunk that was read less often is not forwarded. Most evicted chunks are never used again, and a forward costs a transfer
+/// now. Chunks that were read twice are half of those that a node would forward; the others gain nothing on replayed traces.
+pub const FORWARD_READS: u32 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -198,12 +203,17 @@ mod tests {
     }
 
     #[test]
-    fn an_only_copy_is_forwarded_to_a_node_that_keeps_it_four_times_as_long() {
+    fn an_only_copy_is_forwarded_to_a_node_that_keeps_it_half_as_long_again() {
         let chunk = worth(Saves::Prefill, 1_000);
-        assert!(pays_to_forward(chunk, worth(Saves::Prefill, 4_001)));
-        assert!(!pays_to_forward(chunk, worth(Saves::Prefill, 3_900)));
+        assert!(pays_to_forward(chunk, worth(Saves::Prefill, 1_501)));
+        assert!(!pays_to_forward(chunk, worth(Saves::Prefill, 1_490)));
         assert!(pays_to_forward(chunk, Worth::NOTHING));
         assert!(!pays_to_forward(Worth::NOTHING, Worth::NOTHING), "a chunk of no worth goes nowhere");
+    }
+
+    #[test]
+    fn a_chunk_that_was_computed_and_read_once_is_not_forwarded() {
+        assert_eq!([0, 1, 2, 255].map(may_be_forwarded), [false, false, true, true]);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use super::index::{Account, Chunk, OnDisk, Standing, Stored};
 use super::room::EvictionReason;
 use super::shares::Shares;
 use crate::Millis;
-use crate::placement::{Neighbours, PlacementRule, Saves, Stake, Worth, pays_to_forward};
+use crate::placement::{Neighbours, PlacementRule, Saves, Stake, Worth, may_be_forwarded, pays_to_forward};
 
 /// Chunks that are about to move to other nodes.
 #[derive(Debug, Default)]
@@ -197,7 +197,7 @@ impl Store {
         let most = if self.tenants.has_several() { staging / FORWARDING_SHARE } else { staging };
         let now = Duration::from_millis(self.now.0);
         let chunk = self.index.get(id);
-        if !is_only_copy(chunk) || chunk.was_forwarded() {
+        if !is_only_copy(chunk) || chunk.was_forwarded() || !may_be_forwarded(chunk.reads.into()) {
             return false;
         }
         let Some((to, there)) =

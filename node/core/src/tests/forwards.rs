@@ -3,7 +3,7 @@
 use larder_protocol::peer::Room;
 
 use super::*;
-use crate::placement::{Placement, PlacementRule, Saves, Stake, Worth};
+use crate::placement::{FORWARD_READS, Placement, PlacementRule, Saves, Stake, Worth};
 use crate::store::{Change, ChangeKind, Offered};
 
 fn by_worth(capacity_chunks: u64) -> World {
@@ -34,6 +34,16 @@ impl World {
         let leased = self.leased(request);
         self.core.store.release(self.session, leased.lease).unwrap();
         placed
+    }
+
+    /// Computes a chunk, and reads it as often as a chunk must be read to be forwarded.
+    fn put_and_use(&mut self, word: &str) {
+        self.put(word);
+        let chain = self.chain(word);
+        for _ in 0..FORWARD_READS {
+            let leased = self.core.store.lease(self.session, self.namespace, &chain).unwrap();
+            self.core.store.release(self.session, leased.lease).unwrap();
+        }
     }
 
     fn offer(&mut self) -> Offered {
@@ -210,10 +220,10 @@ fn an_offered_chunk_that_does_not_come_is_no_failed_read() {
 #[test]
 fn what_is_evicted_is_offered_to_a_node_with_room_and_goes_when_it_has_it() {
     let mut w = by_worth(1);
-    w.put("a");
+    w.put_and_use("a");
     w.pass(Duration::from_secs(1));
     w.core.neighbour_says(w.now, NodeNumber(2), Room::default());
-    w.put("b");
+    w.put_and_use("b");
     w.tell(Event::Alarm);
     let offered = w.offer();
     assert_eq!((offered.to, offered.fingerprint, offered.chunks.len()), (NodeNumber(2), w.fingerprint, 1));
@@ -227,15 +237,15 @@ fn what_is_evicted_is_offered_to_a_node_with_room_and_goes_when_it_has_it() {
 #[test]
 fn a_node_that_does_not_answer_an_offer_gets_no_other_before_it_is_heard_again() {
     let mut w = by_worth(1);
-    w.put("a");
+    w.put_and_use("a");
     w.pass(Duration::from_secs(1));
     w.core.neighbour_says(w.now, NodeNumber(2), Room::default());
-    w.put("b");
+    w.put_and_use("b");
     w.tell(Event::Alarm);
     let offered = w.offer();
     w.tell(Event::OfferEnded { offer: offered.number, wanted: Vec::new() });
     assert!(w.is_at_rest());
-    w.put("c");
+    w.put_and_use("c");
     w.tell(Event::Alarm);
     assert!(w.is_at_rest());
     w.tell(Event::OfferEnded { offer: offered.number, wanted: vec![true] });

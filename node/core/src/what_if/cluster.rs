@@ -438,18 +438,24 @@ mod tests {
     }
 
     #[test]
-    fn an_only_copy_goes_to_a_node_with_room_instead_of_away() {
-        let mut cluster = of_memory(8, true);
-        // The first node hears of the second node when it asks it. The first node lacks room for the chunks that it uses again
-        // and again.
-        cluster.play(&Prompt { at_ms: 0, ..prompt(&[30]) }, NodeChoice::To(1));
-        for round in 0..4 {
-            for block in 0..12 {
-                let at_ms = 1_000 * u64::from(round * 12 + block + 1);
-                cluster.play(&Prompt { at_ms, ..prompt(&[30, block]) }, NodeChoice::To(0));
+    fn an_only_copy_that_is_used_again_goes_to_a_node_with_room_instead_of_away() {
+        // The first node lacks room for the chunks that it uses again and again. It hears of the second node when it asks it.
+        let played = |shares| {
+            let mut cluster = of_memory(8, shares);
+            cluster.play(&Prompt { at_ms: 0, ..prompt(&[30]) }, NodeChoice::To(1));
+            for turn in 0..48 {
+                let at_ms = 1_000 * u64::from(turn + 1);
+                for _ in 0..3 {
+                    cluster.play(&Prompt { at_ms, ..prompt(&[30, turn % 12]) }, NodeChoice::To(0));
+                }
             }
-        }
-        let counts = cluster.take_counts();
-        assert!(counts.chunks_forwarded > 0 && counts.blocks_hit > 36, "{counts:?}");
+            cluster.take_counts()
+        };
+        let (apart, shared) = (played(false), played(true));
+        assert_eq!(apart.chunks_forwarded, 0);
+        assert!(
+            shared.chunks_forwarded > 0 && shared.blocks_hit >= apart.blocks_hit + 24,
+            "{apart:?} {shared:?}"
+        );
     }
 }

@@ -8,7 +8,7 @@ use super::super::{
     Came, DiskStoreLimits, Granted, PeerStoreLimits, Source, StoreLimits, Wanted, WritePolicy,
 };
 use super::*;
-use crate::placement::{PlacementRule, Saves, Stake, Worth};
+use crate::placement::{FORWARD_READS, PlacementRule, Saves, Stake, Worth};
 use crate::store::ChangeKind;
 use crate::store::ids::Below;
 
@@ -28,6 +28,15 @@ impl Fixture {
     fn passes(&mut self, milliseconds: u64) {
         let now = self.store.now + milliseconds;
         self.store.tick(now);
+    }
+
+    /// Computes the chunks of a word, and reads them as often as a chunk must be read to be forwarded.
+    fn put_and_use(&mut self, word: &str) {
+        self.put(word);
+        for _ in 0..FORWARD_READS {
+            let leased = self.lease(word);
+            self.store.release(self.session, leased.lease).unwrap();
+        }
     }
 
     /// Notes that the other node has free room.
@@ -167,11 +176,11 @@ fn a_chunk_behind_a_hole_moves_here_when_it_is_computed_again() {
 #[test]
 fn an_evicted_only_copy_is_offered_and_stays_until_the_other_node_has_it() {
     let mut f = by_worth(2);
-    f.put("a");
+    f.put_and_use("a");
     f.passes(1_000);
     f.other_has_free_room();
-    f.put("b");
-    f.put("c");
+    f.put_and_use("b");
+    f.put_and_use("c");
     let offered = f.store.next_offer().unwrap();
     assert_eq!((offered.to, offered.chunks.len(), offered.chunks[0].hash), (OTHER, 1, name("a")));
     assert_eq!(f.store.next_offer(), None, "it is offered once");
@@ -188,13 +197,25 @@ fn an_evicted_only_copy_is_offered_and_stays_until_the_other_node_has_it() {
 }
 
 #[test]
+fn a_chunk_that_was_read_once_since_it_was_computed_is_not_offered() {
+    let mut f = by_worth(1);
+    f.put("a");
+    let leased = f.lease("a");
+    f.store.release(f.session, leased.lease).unwrap();
+    f.passes(1_000);
+    f.other_has_free_room();
+    f.put("b");
+    assert_eq!((f.forwards(), f.found("a")), (vec![], 0));
+}
+
+#[test]
 fn a_chunk_that_the_other_node_refuses_or_does_not_fetch_in_time_is_gone() {
     for wanted in [&[][..], &[false], &[true]] {
         let mut f = by_worth(1);
-        f.put("a");
+        f.put_and_use("a");
         f.passes(1_000);
         f.other_has_free_room();
-        f.put("b");
+        f.put_and_use("b");
         let offered = f.store.next_offer().unwrap();
         f.store.offer_ended(offered.number, wanted);
         let is_refused = !wanted.contains(&true);
@@ -210,10 +231,10 @@ fn a_chunk_that_the_other_node_refuses_or_does_not_fetch_in_time_is_gone() {
 #[test]
 fn chunks_that_a_node_did_not_take_with_others_are_offered_to_it_again_when_it_has_the_others() {
     let mut f = by_worth(3);
-    ["a", "b", "c"].iter().for_each(|word| f.put(word));
+    ["a", "b", "c"].iter().for_each(|word| f.put_and_use(word));
     f.passes(1_000);
     f.other_has_free_room();
-    f.put("xyz");
+    f.put_and_use("xyz");
     let offered = f.store.next_offer().unwrap();
     assert_eq!(offered.chunks.len(), 3);
     f.store.offer_ended(offered.number, &[true, false, false]);
@@ -230,29 +251,29 @@ fn chunks_that_a_node_did_not_take_with_others_are_offered_to_it_again_when_it_h
 #[test]
 fn nothing_is_offered_where_the_neighbours_are_as_pressed_as_this_node_or_are_not_known() {
     let mut f = by_worth(2);
-    f.put("a");
+    f.put_and_use("a");
     f.passes(1_000);
-    f.put("b");
-    f.put("c");
+    f.put_and_use("b");
+    f.put_and_use("c");
     assert_eq!(f.forwards(), [], "nobody is known");
-    let Worth(least) = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 2_000);
+    let Worth(least) = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 1_400);
     let now = std::time::Duration::from_millis(f.store.now.0);
     f.store.neighbours().heard(OTHER, Room { least, served: 0 }, now);
-    f.put("d");
-    assert_eq!(f.forwards(), [], "it would stay there twice as long, which does not pay");
+    f.put_and_use("d");
+    assert_eq!(f.forwards(), [], "it would stay there a little longer, which does not pay");
     f.other_has_free_room();
-    f.put("e");
+    f.put_and_use("e");
     assert_eq!(f.forwards(), [name("c")]);
 }
 
 #[test]
 fn by_reads_nothing_is_offered_and_no_copy_goes_first() {
     let mut f = store(2, 16, PlacementRule::Reads);
-    f.put("a");
+    f.put_and_use("a");
     f.passes(1_000);
     f.other_has_free_room();
-    f.put("b");
-    f.put("c");
+    f.put_and_use("b");
+    f.put_and_use("c");
     assert_eq!((f.forwards(), f.found("a")), (vec![], 0));
     let wanted = f.store.take_in(&f.fingerprint(), f.chain("x").chunk(0), Worth(u64::MAX));
     assert_eq!(wanted, None);
@@ -261,10 +282,10 @@ fn by_reads_nothing_is_offered_and_no_copy_goes_first() {
 #[test]
 fn chunks_that_are_about_to_move_take_no_room_of_fetches_and_make_way_for_whoever_needs_their_slots() {
     let mut f = by_worth(4);
-    ["a", "b", "c", "d"].iter().for_each(|word| f.put(word));
+    ["a", "b", "c", "d"].iter().for_each(|word| f.put_and_use(word));
     f.passes(1_000);
     f.other_has_free_room();
-    f.put("efgh");
+    f.put_and_use("efgh");
     assert_eq!(f.store.departing_chunks(), 4);
     let elsewhere = vec![PEER; 14];
     let chain = f.chain("stuvwxyzqrstuv");
@@ -280,10 +301,10 @@ fn chunks_that_are_about_to_move_take_no_room_of_fetches_and_make_way_for_whoeve
 #[test]
 fn a_chunk_that_an_engine_reads_while_it_is_about_to_move_stays_until_it_lets_go() {
     let mut f = by_worth(1);
-    f.put("a");
+    f.put_and_use("a");
     f.passes(1_000);
     f.other_has_free_room();
-    f.put("b");
+    f.put_and_use("b");
     let leased = f.lease("a");
     assert_eq!(leased.chunks, 1);
     let offered = f.store.next_offer().unwrap();
@@ -302,10 +323,10 @@ fn a_chunk_that_is_pinned_or_written_again_while_it_is_about_to_move_stays_and_i
         assert_eq!(f.store.pin(f.session, f.namespace, &chain, 5_000, f.store.now).unwrap().chunks, 1);
     };
     let mut f = by_worth(3);
-    ["a", "b", "c"].iter().for_each(|word| f.put(word));
+    ["a", "b", "c"].iter().for_each(|word| f.put_and_use(word));
     f.passes(1_000);
     f.other_has_free_room();
-    f.put("xyz");
+    f.put_and_use("xyz");
     pins(&mut f, "a");
     let offered = f.store.next_offer().unwrap();
     assert!(offered.chunks.iter().all(|chunk| chunk.hash != name("a")), "it stays");
@@ -467,6 +488,7 @@ fn a_chunk_that_waited_for_a_disk_that_closed_is_an_only_copy() {
     let mut f = Fixture::new(StoreLimits { disk: Some(disk), ..by_worth(1).store.limits.clone() });
     f.put("a");
     f.store.disk_closed();
+    f.put_and_use("a");
     f.passes(1_000);
     f.other_has_free_room();
     f.put("b");
