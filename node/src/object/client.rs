@@ -213,7 +213,13 @@ impl Client {
         }
         let places = async { (self.write_place(bytes).await, self.place(bytes).await) };
         let Ok(_places) = timeout_at(deadline, places).await else { return WriteAnswer::Closed };
-        match self.put(&key, order, at, is_damaged, deadline).await {
+        let mut put = self.put(&key, order, at, is_damaged, deadline).await;
+        if is_damaged && matches!(put, Err(Failed::Exists)) {
+            // Azure deletes archived objects, and does not replace them.
+            self.remove_block(key, deadline).await;
+            put = self.put(&key, order, at, false, deadline).await;
+        }
+        match put {
             Ok(bytes) => {
                 self.metrics.written_bytes.inc_by(bytes);
                 self.learn(key, Fact::Present);

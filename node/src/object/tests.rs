@@ -49,8 +49,12 @@ pub(super) struct Faulty {
 pub(super) struct Faults {
     /// Refuses to look for objects and to read them.
     pub(super) refuses_reads: bool,
-    /// Objects that it has, and refuses to read, as an archive does. A write replaces them.
+    /// Objects that it has, and refuses to read, as an archive does. A write replaces them, but see `keeps_archived`.
     pub(super) archived: Vec<Path>,
+    /// Answers 409 for archived objects, and refuses to replace them, as Azure does.
+    pub(super) keeps_archived: bool,
+    /// Answers 409 with this code to every upload.
+    pub(super) conflict: Option<&'static str>,
     /// Objects that it hands out as files that cannot be read. A write replaces them.
     pub(super) unreadable: Vec<Path>,
     /// Says which objects it has, but hands out none.
@@ -129,6 +133,11 @@ impl Faulty {
         }
     }
 
+    fn keeps_archived(&self, at: &Path) -> bool {
+        let faults = self.faults();
+        faults.keeps_archived && faults.archived.contains(at)
+    }
+
     /// Counts a request, and lets it take its time.
     async fn under_way(&self, is_refused: impl Fn(&Faults) -> bool) -> Result<()> {
         let delay = {
@@ -146,6 +155,14 @@ impl Faulty {
             return Err(Error::PermissionDenied { path, source });
         }
         Ok(())
+    }
+}
+
+/// The error that the `object_store` crate makes of a status 409.
+pub(super) fn conflict(code: &str) -> Error {
+    Error::AlreadyExists {
+        path: "p".to_owned(),
+        source: format!("Server returned non-2xx status code: 409 Conflict: <Code>{code}</Code>").into(),
     }
 }
 
@@ -188,6 +205,12 @@ impl ObjectStore for Faulty {
             return Err(Error::Generic { store: "Faulty", source: "<Code>SlowDown</Code>".into() });
         }
         self.under_way(|faults| faults.refuses_writes).await?;
+        if let Some(code) = self.faults().conflict {
+            return Err(conflict(code));
+        }
+        if options.mode == PutMode::Overwrite && self.keeps_archived(at) {
+            return Err(conflict("BlobArchived"));
+        }
         if self.faults().cannot_create && options.mode == PutMode::Create {
             let (operation, implementer) = ("create".to_owned(), "Faulty".to_owned());
             return Err(Error::NotImplemented { operation, implementer });
@@ -221,6 +244,9 @@ impl ObjectStore for Faulty {
         if !options.head && self.faults().hangs_now() {
             self.inner.head(at).await?;
             return std::future::pending().await;
+        }
+        if !options.head && self.keeps_archived(at) {
+            return Err(conflict("BlobArchived"));
         }
         self.under_way(|faults| faults.refuses_reads || (!options.head && faults.archived.contains(at)))
             .await?;

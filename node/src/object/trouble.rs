@@ -53,6 +53,11 @@ impl Trouble {
         self.kind == TroubleKind::TimedOut || OVERLOAD.contains(&self.detail.as_str())
     }
 
+    /// Whether the store keeps the object in an archive.
+    pub(super) fn is_of_archive(&self) -> bool {
+        ARCHIVED.contains(&self.detail.as_str())
+    }
+
     pub(super) fn of(error: &Error, asked: &'static str) -> Self {
         let said = chain(error);
         let code = between(&said, "<Code>", "</Code>").or_else(|| status(&said));
@@ -102,6 +107,18 @@ impl fmt::Display for Trouble {
         };
         write!(f, "{what}{asked} ({detail}){advice}")
     }
+}
+
+/// Whether a store wrote nothing because it has an object of this name. The `object_store` crate reports every status 409 as
+/// [`Error::AlreadyExists`]: conflicts with other requests, and buckets that are being deleted, too.
+pub(super) fn is_refused_overwrite(error: &Error) -> bool {
+    if !matches!(error, Error::AlreadyExists { .. } | Error::Precondition { .. }) {
+        return false;
+    }
+    let said = chain(error);
+    let is_conflict = status(&said).is_none_or(|status| status == "409");
+    let is_of_object = |code: &str| code.ends_with(EXISTS) || code == UNMET || ARCHIVED.contains(&code);
+    !is_conflict || between(&said, "<Code>", "</Code>").is_none_or(is_of_object)
 }
 
 /// Turns the error of a file system without hard links, by which a local folder creates objects, into [`Error::NotSupported`].
@@ -179,6 +196,13 @@ const OVERLOAD: [&str; 8] = [
     "429",
     "503",
 ];
+
+/// Codes of Azure for objects that are in an archive, or on their way out of it.
+const ARCHIVED: [&str; 2] = ["BlobArchived", "BlobBeingRehydrated"];
+
+/// The end of codes for existing objects, such as `BlobAlreadyExists`, and the code for an unmet condition.
+const EXISTS: &str = "AlreadyExists";
+const UNMET: &str = "PreconditionFailed";
 
 /// Errors of file systems without hard links.
 const NO_LINKS: [Errno; 4] = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS, Errno::MLINK];

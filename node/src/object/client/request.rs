@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::super::BlockId;
 use super::super::metrics::{Kind, ObjectMetrics, Side};
 use super::super::record::{ObjectKey, name, probe_name};
-use super::super::trouble::{Trouble, TroubleKind, unsupported_if_no_links};
+use super::super::trouble::{Trouble, TroubleKind, is_refused_overwrite, unsupported_if_no_links};
 use super::uploads::UploadTurn;
 use super::{Client, Failed};
 
@@ -80,8 +80,8 @@ impl Client {
             Side::Reading => self.read_again(deadline).await,
             Side::Writing => self.put_probe(deadline).await,
         };
-        if let Err(Failed::Trouble(trouble)) = tried {
-            tracing::debug!(%trouble, side = side.name(), "the object store still fails");
+        if let Err(failed) = tried {
+            tracing::debug!(?failed, side = side.name(), "the object store still fails");
             self.trial_failed(side);
         }
     }
@@ -305,7 +305,7 @@ impl Failed {
         match error {
             // For reads, only an object can be absent. For a put, the bucket is absent.
             Error::NotFound { .. } if kind != Kind::Put => Self::Absent,
-            Error::AlreadyExists { .. } | Error::Precondition { .. } => Self::Exists,
+            error if kind == Kind::Put && is_refused_overwrite(error) => Self::Exists,
             error => Self::Trouble(Trouble::of(error, asked)),
         }
     }

@@ -157,10 +157,8 @@ impl Client {
 
     /// Notes that the store failed. Returns whether it is left alone from now on.
     pub(super) fn failed(&self, side: Side, trouble: &Trouble) -> bool {
-        let note = match trouble.kind {
-            TroubleKind::Denied => Breaker::refused,
-            _ => Breaker::failed,
-        };
+        let may_be_one_object = trouble.kind == TroubleKind::Denied || trouble.is_of_archive();
+        let note = if may_be_one_object { Breaker::refused } else { Breaker::failed };
         self.note(side, trouble, note)
     }
 

@@ -173,25 +173,59 @@ async fn objects_that_the_store_alone_refuses_are_missed_until_written_again_and
 
 #[tokio::test(start_paused = true)]
 async fn a_single_object_that_the_store_refuses_among_others_is_missed_and_replaced() {
+    for keeps_archived in [false, true] {
+        let mut rig = Rig::new();
+        for number in [0, 1, 9] {
+            rig.write(number).await;
+        }
+        rig.store.faults().archived = [0, 1].map(|number| object_name(single(number))).into();
+        rig.store.faults().keeps_archived = keeps_archived;
+        assert_eq!((rig.read(0).await, rig.read(0).await), (ReadAnswer::Closed, ReadAnswer::Closed));
+        for _ in 0..4 {
+            assert!(matches!(rig.read(9).await, ReadAnswer::Here { .. }));
+            rig.read(0).await;
+        }
+        assert_eq!(rig.read(1).await, ReadAnswer::Closed);
+        for (number, is_there) in [(0, false), (1, true)] {
+            let chunks = [single(number).chunk_ref()];
+            let found = rig.client.find(single(number).key().fingerprint, &chunks, &BLOCKS, deadline()).await;
+            assert_eq!(found, [Some(is_there)], "one refusal may have passed");
+        }
+        assert_eq!(rig.metrics.closings(Side::Reading), 0);
+        assert_eq!(rig.write(0).await, WriteAnswer::Durable);
+        assert!(matches!(rig.read(0).await, ReadAnswer::Here { .. }));
+        assert_eq!(rig.metrics.requests(Kind::Delete, "ok"), u64::from(keeps_archived));
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_refuses_an_upload_because_of_another_request_does_not_have_it() {
     let mut rig = Rig::new();
-    for number in [0, 1, 9] {
-        rig.write(number).await;
+    for code in ["ConditionalRequestConflict", "ContainerBeingDeleted"] {
+        rig.store.faults().conflict = Some(code);
+        assert_eq!(rig.write(1).await, WriteAnswer::Closed);
     }
-    rig.store.faults().archived = [0, 1].map(|number| object_name(single(number))).into();
-    assert_eq!((rig.read(0).await, rig.read(0).await), (ReadAnswer::Closed, ReadAnswer::Closed));
-    for _ in 0..4 {
-        assert!(matches!(rig.read(9).await, ReadAnswer::Here { .. }));
-        rig.read(0).await;
+    rig.store.faults().conflict = Some("BlobAlreadyExists");
+    assert_eq!(rig.write(2).await, WriteAnswer::AlreadyThere);
+    rig.store.faults().conflict = None;
+    assert_eq!(rig.write(1).await, WriteAnswer::Durable);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_refuses_all_uploads_as_existing_is_tried_with_pauses() {
+    let rig = Rig::new();
+    rig.store.faults().refuses_deletes = true;
+    rig.client.leave_alone(&Trouble::new(TroubleKind::Other, "answer", "500"));
+    for code in ["ContainerBeingDeleted", "BlobAlreadyExists"] {
+        rig.store.faults().conflict = Some(code);
+        let (start, before) = (Instant::now(), rig.store.faults().puts);
+        while start.elapsed() < Duration::from_secs(60) && rig.store.faults().puts < 1_000 {
+            rig.client.trial(Side::Writing).await;
+            rig.client.try_again(Side::Writing, deadline()).await;
+        }
+        let puts = rig.store.faults().puts - before;
+        assert!((12..=39).contains(&puts), "{puts} in a minute");
     }
-    assert_eq!(rig.read(1).await, ReadAnswer::Closed);
-    for (number, is_there) in [(0, false), (1, true)] {
-        let chunks = [single(number).chunk_ref()];
-        let found = rig.client.find(single(number).key().fingerprint, &chunks, &BLOCKS, deadline()).await;
-        assert_eq!(found, [Some(is_there)], "one refusal may have passed");
-    }
-    assert_eq!(rig.metrics.closings(Side::Reading), 0);
-    assert_eq!(rig.write(0).await, WriteAnswer::Durable);
-    assert!(matches!(rig.read(0).await, ReadAnswer::Here { .. }));
 }
 
 #[tokio::test]
