@@ -157,7 +157,8 @@ pub fn is_url_of_a_store(url: &str) -> bool {
     store::parse(url).is_some()
 }
 
-/// Tries a store out as a node does when it starts: writes, reads and deletes a small object, or only reads.
+/// Tries a store out as a node does when it starts: writes, reads and deletes a small object, or only reads. A node that may
+/// not delete serves all the same, and its purges fail.
 ///
 /// # Errors
 /// [`OpenError`] says what to change.
@@ -166,7 +167,9 @@ pub fn check(options: &ObjectOptions) -> Result<(), OpenError> {
     let options =
         ObjectOptions { start_without: false, deadline: options.deadline.min(CHECK_TIME), ..options.clone() };
     let metrics = metrics.unwrap_or_else(|error| unreachable!("the table has them: {error}"));
-    ObjectTier::open(&options, metrics).map(drop)
+    let tier = ObjectTier::open(&options, metrics)?;
+    let not_deleted = tier.not_deleted();
+    not_deleted.map_or(Ok(()), |trouble| Err(OpenError::Refused { url: options.url, trouble }))
 }
 
 /// How long a store that is tried out may take.

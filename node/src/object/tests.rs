@@ -63,6 +63,8 @@ pub(super) struct Faults {
     pub(super) refuses_writes: bool,
     /// Refuses only to delete objects.
     pub(super) refuses_deletes: bool,
+    /// Says to those who read that there is no bucket.
+    pub(super) lacks_bucket: bool,
     /// Cannot refuse to overwrite existing objects.
     pub(super) cannot_create: bool,
     /// Has no hard links, as some file systems, so it cannot create objects.
@@ -247,6 +249,10 @@ impl ObjectStore for Faulty {
         }
         if !options.head && self.keeps_archived(at) {
             return Err(conflict("BlobArchived"));
+        }
+        if self.faults().lacks_bucket {
+            let source = if options.head { "" } else { "<Code>NoSuchBucket</Code>" };
+            return Err(Error::NotFound { path: "p".to_owned(), source: source.into() });
         }
         self.under_way(|faults| faults.refuses_reads || (!options.head && faults.archived.contains(at)))
             .await?;

@@ -61,6 +61,8 @@ pub(super) struct StoreNews {
     pub(super) pause: AskedPause,
     /// Whether the tier is being dropped.
     pub(super) stops: AtomicBool,
+    /// Why the store did not delete the small object by which it was tried.
+    pub(super) not_deleted: Mutex<Option<Trouble>>,
 }
 
 /// Waits for the tier's thread when dropped, but not for ever.
@@ -243,6 +245,11 @@ impl ObjectTier {
         let is_closed = self.is_closed(Side::Reading) || self.is_closed(Side::Writing);
         let last = || larder_net::lock(&self.said.trouble).clone();
         is_closed.then(last).flatten()
+    }
+
+    /// Why the store did not delete the small object by which it was tried at the start, if it did not.
+    pub(super) fn not_deleted(&self) -> Option<Trouble> {
+        larder_net::lock(&self.said.not_deleted).clone()
     }
 
     fn order<A>(

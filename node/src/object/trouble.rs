@@ -109,6 +109,11 @@ impl fmt::Display for Trouble {
     }
 }
 
+/// Whether a store says that there is no such bucket. Answers to HEAD do not say it.
+pub(super) fn is_of_no_bucket(error: &Error) -> bool {
+    between(&chain(error), "<Code>", "</Code>").is_some_and(|code| NO_BUCKET.contains(&code))
+}
+
 /// Whether a store wrote nothing because it has an object of this name. The `object_store` crate reports every status 409 as
 /// [`Error::AlreadyExists`]: conflicts with other requests, and buckets that are being deleted, too.
 pub(super) fn is_refused_overwrite(error: &Error) -> bool {
@@ -196,6 +201,9 @@ const OVERLOAD: [&str; 8] = [
     "429",
     "503",
 ];
+
+/// Codes for a missing bucket.
+const NO_BUCKET: [&str; 2] = ["NoSuchBucket", "ContainerNotFound"];
 
 /// Codes of Azure for objects that are in an archive, or on their way out of it.
 const ARCHIVED: [&str; 2] = ["BlobArchived", "BlobBeingRehydrated"];

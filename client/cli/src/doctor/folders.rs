@@ -136,7 +136,9 @@ fn object(object: &ObjectStore) -> Finding {
     match &object.is_usable {
         Ok(()) if object.writes => ok(CHECK, format!("{} allows writing, reading and deleting", object.url)),
         Ok(()) => ok(CHECK, format!("{} allows reading", object.url)),
-        Err(error) => warning(CHECK, error, "the node serves without the store until then"),
+        Err(error) => {
+            warning(CHECK, error, "until then the node serves without the store, or without that right")
+        }
     }
 }
 

@@ -14,7 +14,9 @@ use tokio::time::{Instant, timeout_at};
 use super::super::BlockId;
 use super::super::metrics::{Kind, ObjectMetrics, Side};
 use super::super::record::{ObjectKey, name, probe_name};
-use super::super::trouble::{Trouble, TroubleKind, is_refused_overwrite, unsupported_if_no_links};
+use super::super::trouble::{
+    Trouble, TroubleKind, is_of_no_bucket, is_refused_overwrite, unsupported_if_no_links,
+};
 use super::uploads::UploadTurn;
 use super::{Client, Failed};
 
@@ -52,7 +54,8 @@ impl Client {
         }
         let deleted = self.ask(Line::Blocks(0), (Kind::Delete, DELETE), deadline, self.store.delete(&at));
         if let Err(Failed::Trouble(trouble)) = deleted.await {
-            tracing::warn!(%trouble, "objects cannot be deleted: damaged ones stay until they are written again");
+            tracing::warn!(%trouble, "objects cannot be deleted: purges fail, and damaged ones stay until written again");
+            *larder_net::lock(&self.said.not_deleted) = Some(trouble);
         }
         Ok(())
     }
@@ -303,8 +306,8 @@ struct Turn<'a> {
 impl Failed {
     fn of(error: &Error, kind: Kind, asked: &'static str) -> Self {
         match error {
-            // For reads, only an object can be absent. For a put, the bucket is absent.
-            Error::NotFound { .. } if kind != Kind::Put => Self::Absent,
+            // Unless the store says that the bucket is absent, the object is. For a put, only the bucket can be.
+            Error::NotFound { .. } if kind != Kind::Put && !is_of_no_bucket(error) => Self::Absent,
             error if kind == Kind::Put && is_refused_overwrite(error) => Self::Exists,
             error => Self::Trouble(Trouble::of(error, asked)),
         }

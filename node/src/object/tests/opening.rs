@@ -110,6 +110,30 @@ fn a_store_that_refuses_to_write_or_to_tell_is_an_error_that_says_what_to_allow(
 }
 
 #[test]
+fn a_bucket_that_does_not_exist_is_an_error_for_a_node_that_only_reads_too() {
+    let store = Faulty::default();
+    store.faults().lacks_bucket = true;
+    let opened = (Arc::new(store) as Arc<dyn ObjectStore>, Path::from(PREFIX));
+    let options = ObjectOptions { writes: false, ..options("s3://bucket") };
+    let Err(error) = ObjectTier::start(opened, &options, metrics()) else { panic!("it opened") };
+    assert!(error.to_string().contains("there is no such bucket"), "{error}");
+}
+
+#[test]
+fn a_store_that_refuses_deletions_serves_and_is_found_by_a_check() {
+    for refuses_deletes in [false, true] {
+        let store = Faulty::default();
+        store.faults().refuses_deletes = refuses_deletes;
+        let opened = (Arc::new(store) as Arc<dyn ObjectStore>, Path::from(PREFIX));
+        let tier = ObjectTier::start(opened, &options("s3://bucket"), metrics()).unwrap();
+        assert!(tier.write(Slots::new().write_order(single(1))).is_ok());
+        let said = tier.not_deleted().map(|trouble| trouble.to_string());
+        let is_said = said.is_some_and(|said| said.contains("may not delete an object"));
+        assert_eq!(is_said, refuses_deletes);
+    }
+}
+
+#[test]
 fn half_uploads_that_nobody_writes_any_more_are_removed_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let name = record::name(&Path::default(), &ObjectKey { chunk: single(1).key(), block: BLOCKS[0] });

@@ -134,9 +134,12 @@ fn an_object_that_was_damaged_in_a_real_s3_store_is_a_miss_and_written_again() {
 #[test]
 fn a_real_s3_store_without_the_bucket_or_that_does_not_know_who_asks_is_a_clear_error() {
     let Some(server) = Server::start(false) else { return };
-    let Err(error) = ObjectTier::open(&server.options("elsewhere"), metrics()) else { panic!("it opened") };
-    let said = error.to_string();
-    assert!(said.contains("there is no such bucket") && said.contains("NoSuchBucket"), "{said}");
+    for writes in [false, true] {
+        let options = ObjectOptions { writes, ..server.options("elsewhere") };
+        let Err(error) = ObjectTier::open(&options, metrics()) else { panic!("it opened") };
+        let said = error.to_string();
+        assert!(said.contains("there is no such bucket") && said.contains("NoSuchBucket"), "{said}");
+    }
     let Some(server) = Server::start(true) else { return };
     let Err(error) = ObjectTier::open(&server.options("larder"), metrics()) else { panic!("it opened") };
     let said = error.to_string();
