@@ -61,10 +61,13 @@ impl Trouble {
     pub(super) fn of(error: &Error, asked: &'static str) -> Self {
         let said = chain(error);
         let code = between(&said, "<Code>", "</Code>").or_else(|| status(&said));
+        // Deletions are answered one by one, with the key before the code.
+        let code = code.or_else(|| between(said.rsplit_once("(code: ")?.1, "", ")"));
         let kind = match error {
             _ if code.is_some_and(|code| BAD_CREDENTIALS.contains(&code)) => TroubleKind::Credentials,
             Error::Unauthenticated { .. } => TroubleKind::Credentials,
             Error::PermissionDenied { .. } => TroubleKind::Denied,
+            _ if code.is_some_and(|code| DENIED.contains(&code)) => TroubleKind::Denied,
             Error::NotFound { .. } => TroubleKind::NoBucket,
             Error::NotImplemented { .. } | Error::NotSupported { .. } => TroubleKind::Unsupported,
             _ if code.is_some_and(|code| ["NotImplemented", "501"].contains(&code)) => {
@@ -190,6 +193,9 @@ fn between<'a>(said: &'a str, before: &str, after: &str) -> Option<&'a str> {
 const BAD_CREDENTIALS: [&str; 5] =
     ["InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "InvalidClientTokenId"];
 
+/// The codes of single refused deletions.
+const DENIED: [&str; 2] = ["AccessDenied", "403"];
+
 /// Codes and statuses of stores that want fewer requests, or got a body too slowly.
 const OVERLOAD: [&str; 8] = [
     "SlowDown",
@@ -217,3 +223,25 @@ const NO_LINKS: [Errno; 4] = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS, Errno
 
 /// Limit of the system's message and of a code.
 const MOST_CHARACTERS: usize = 120;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn generic(said: &str) -> Trouble {
+        Trouble::of(&Error::Generic { store: "S3", source: said.into() }, "delete an object")
+    }
+
+    #[test]
+    fn a_refused_deletion_has_a_reason_and_no_key() {
+        let key = format!("larder/v1/{0}/ab/{0}-0-0", "ab".repeat(32));
+        let s3 = format!("DeleteObjects request failed for key {key}: Access Denied (code: AccessDenied)");
+        let azure = format!("Bulk delete request failed for key {key}: Forbidden (code: 403)");
+        for (said, code) in [(s3, "AccessDenied"), (azure, "403")] {
+            let trouble = generic(&said);
+            assert_eq!((trouble.kind, &*trouble.detail), (TroubleKind::Denied, code));
+        }
+        let other = generic("DeleteObjects request failed for key a: (code: 1): Slow down (code: SlowDown)");
+        assert_eq!((other.kind, &*other.detail), (TroubleKind::Other, "SlowDown"));
+    }
+}
