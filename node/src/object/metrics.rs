@@ -14,7 +14,7 @@ metrics_table! {
             "Bytes of objects written, headers included";
         requests: IntCounterVec = "larder_object_requests_total", "requests",
             [KIND, Label::one_of("outcome", &["ok", "absent", "exists", "not_made", "credentials", "denied",
-                "no_bucket", "unreachable", "timed_out", "unsupported", "failed"])],
+                "clock", "no_bucket", "unreachable", "timed_out", "unsupported", "failed"])],
             "Requests to the object store, by outcome";
         seconds: HistogramVec = "larder_object_request_seconds", "seconds", [KIND],
             "Time of a request, retries included"

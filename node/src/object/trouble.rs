@@ -25,6 +25,8 @@ pub enum TroubleKind {
     Credentials,
     /// These credentials do not allow this request.
     Denied,
+    /// The store's clock and this machine's differ.
+    Clock,
     /// There is no such bucket.
     NoBucket,
     /// Nobody answers at the store's address.
@@ -66,6 +68,7 @@ impl Trouble {
         let kind = match error {
             _ if code.is_some_and(|code| BAD_CREDENTIALS.contains(&code)) => TroubleKind::Credentials,
             Error::Unauthenticated { .. } => TroubleKind::Credentials,
+            _ if code == Some(WRONG_CLOCK) => TroubleKind::Clock,
             Error::PermissionDenied { .. } => TroubleKind::Denied,
             _ if code.is_some_and(|code| DENIED.contains(&code)) => TroubleKind::Denied,
             Error::NotFound { .. } => TroubleKind::NoBucket,
@@ -96,6 +99,7 @@ impl fmt::Display for Trouble {
                 ": allow them to read, write, delete and list objects there (without the right to list, S3 calls absent \
                  objects forbidden)",
             ),
+            TroubleKind::Clock => ("this machine's clock is wrong", "", ": correct it"),
             TroubleKind::NoBucket => {
                 ("there is no such bucket or folder", "", ": make it, or correct the URL")
             }
@@ -193,6 +197,9 @@ fn between<'a>(said: &'a str, before: &str, after: &str) -> Option<&'a str> {
 const BAD_CREDENTIALS: [&str; 5] =
     ["InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "InvalidClientTokenId"];
 
+/// S3's code for a request whose time differs too much from the store's.
+const WRONG_CLOCK: &str = "RequestTimeTooSkewed";
+
 /// The codes of single refused deletions.
 const DENIED: [&str; 2] = ["AccessDenied", "403"];
 
@@ -243,5 +250,13 @@ mod tests {
         }
         let other = generic("DeleteObjects request failed for key a: (code: 1): Slow down (code: SlowDown)");
         assert_eq!((other.kind, &*other.detail), (TroubleKind::Other, "SlowDown"));
+    }
+
+    #[test]
+    fn a_wrong_clock_is_told_apart_from_missing_rights() {
+        let source = "status code: 403 Forbidden: <Code>RequestTimeTooSkewed</Code>".into();
+        let error = Error::PermissionDenied { path: "p".to_owned(), source };
+        let said = Trouble::of(&error, "read an object").to_string();
+        assert_eq!(said, "this machine's clock is wrong (RequestTimeTooSkewed): correct it");
     }
 }
