@@ -5,10 +5,12 @@
 use std::time::Duration;
 
 /// Counts failures in a row. After [`MOST_FAILURES`] failures, or one silence, the breaker is open: the store gets only one
-/// trial request every [`RETRY_EVERY`]. The first trial that succeeds closes the breaker.
+/// trial request every [`RETRY_EVERY`]. The first trial that succeeds closes the breaker. Failures are forgotten
+/// [`FORGOTTEN_AFTER`] the last of them: many answers prove neither that a store works nor that it fails.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Breaker {
     failures: u32,
+    last_failure: Duration,
     trial_at: Option<Duration>,
 }
 
@@ -31,6 +33,10 @@ impl Breaker {
 
     /// Notes that the store failed at `now`. Returns whether this opened the breaker.
     pub fn failed(&mut self, now: Duration) -> bool {
+        if now.saturating_sub(self.last_failure) >= FORGOTTEN_AFTER {
+            self.failures = 0;
+        }
+        self.last_failure = now;
         self.failures = self.failures.saturating_add(1);
         // Requests that were under way when the breaker opened, and fail later, do not postpone the trial.
         let opens = self.failures >= MOST_FAILURES && !self.is_open();
@@ -76,6 +82,9 @@ impl Breaker {
 /// Failures in a row, each after all its retries, that open the breaker.
 pub const MOST_FAILURES: u32 = 4;
 
+/// The time after which failures are forgotten, if no other follows.
+pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
+
 /// The time between two trials of a store that is left alone.
 pub const RETRY_EVERY: Duration = Duration::from_secs(5);
 
@@ -94,6 +103,16 @@ mod tests {
         assert!(breaker.failed(Duration::from_secs(1)), "opened once");
         assert!(!breaker.failed(Duration::from_secs(3)), "and not again");
         assert_eq!(breaker.trial_at(), Some(Duration::from_secs(1) + RETRY_EVERY));
+    }
+
+    #[test]
+    fn failures_that_are_far_apart_do_not_open_it() {
+        let mut breaker = Breaker::default();
+        for number in 1..100 {
+            assert!(!breaker.failed(number * FORGOTTEN_AFTER));
+        }
+        let last = 100 * FORGOTTEN_AFTER - Duration::from_secs(1);
+        assert!(!breaker.failed(last) && !breaker.failed(last) && breaker.failed(last));
     }
 
     #[test]
