@@ -31,9 +31,10 @@ impl AskedPause {
         header.map(Duration::from_secs).into_iter().for_each(|pause| self.ask(pause));
     }
 
-    /// Notes that the store wants to be left alone for this time.
+    /// Notes that the store wants to be left alone for this time. A longer pause that it asked for before stays.
     pub(super) fn ask(&self, pause: Duration) {
-        *self.lock() = Some(Instant::now() + pause.min(LONGEST));
+        let (mut until, asked) = (self.lock(), Instant::now() + pause.min(LONGEST));
+        *until = until.max(Some(asked));
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
@@ -66,3 +67,18 @@ impl HttpService for Hearing {
 
 /// A store that asks for more is tried after this time all the same.
 const LONGEST: Duration = Duration::from_secs(300);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shorter_pause_does_not_shorten_a_longer_one() {
+        let (pause, long) = (AskedPause::default(), Duration::from_secs(120));
+        pause.ask(long);
+        pause.ask(Duration::from_secs(1));
+        assert_eq!(pause.until(), Some(Instant::now() + long));
+        pause.ask(2 * long);
+        assert_eq!(pause.until(), Some(Instant::now() + 2 * long));
+    }
+}
