@@ -45,6 +45,7 @@ mod store;
 pub mod tier;
 mod trouble;
 
+pub use client::PurgeTrouble;
 pub use metrics::ObjectMetrics;
 pub use record::read_object;
 pub use store::unknown_setting;

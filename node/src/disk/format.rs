@@ -389,6 +389,16 @@ impl RecordHeader {
         if (1..=MAX_HEADER_PAGES).contains(&pages) { Ok(pages) } else { Err(FormatError::Field) }
     }
 
+    /// The chunk that a header names, read from its first page. Nothing of it can be trusted yet.
+    ///
+    /// # Errors
+    /// Fails if no header begins there.
+    pub fn peek_chunk(first_page: &[u8]) -> Result<ChunkRef, FormatError> {
+        let mut from = Reader::new(first_page, RECORD_MAGIC)?;
+        from.skip(RECORD_CHUNK_AT - AFTER_VERSION)?;
+        from.chunk()
+    }
+
     /// Reads a header of as many pages as [`Self::peek_pages`] says.
     ///
     /// # Errors
@@ -552,6 +562,8 @@ const RECORD_MAGIC: &[u8; 8] = b"LARDRECO";
 const FOOTER_MAGIC: &[u8; 8] = b"LARDFOOT";
 const WIPED_MAGIC: &[u8; 8] = b"LARDGONE";
 
+const AFTER_VERSION: usize = 10;
+const RECORD_CHUNK_AT: usize = 88;
 const RECORD_CHECKSUM_AT: usize = 200;
 const RECORD_FIXED_BYTES: usize = 208;
 const BLOCK_FIXED_BYTES: u64 = 32;

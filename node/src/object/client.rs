@@ -36,6 +36,7 @@ mod request;
 mod side;
 mod uploads;
 
+pub use purge::PurgeTrouble;
 use request::{DELETE, GET, Line};
 use side::SideState;
 use uploads::Uploads;

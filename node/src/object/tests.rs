@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use futures_util::stream::BoxStream;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use larder_core::store::ids::ChunkKey;
 use larder_net::metrics::Part as _;
 use object_store::memory::InMemory;
@@ -33,6 +34,7 @@ mod finding;
 mod histories;
 mod opening;
 mod overload;
+mod purges;
 mod s3;
 
 /// A store in memory, with faults that the test chooses.
@@ -63,6 +65,8 @@ pub(super) struct Faults {
     pub(super) refuses_writes: bool,
     /// Refuses only to delete objects.
     pub(super) refuses_deletes: bool,
+    /// Objects that it refuses to delete, as under a legal hold.
+    pub(super) held: Vec<Path>,
     /// Says to those who read that there is no bucket.
     pub(super) lacks_bucket: bool,
     /// Cannot refuse to overwrite existing objects.
@@ -272,7 +276,21 @@ impl ObjectStore for Faulty {
             let refused = Err(Error::PermissionDenied { path, source });
             return Box::pin(futures_util::stream::iter([refused]));
         }
-        self.inner.delete_stream(names)
+        let (held, inner) = (self.faults().held.clone(), Arc::clone(&self.inner));
+        names
+            .and_then(move |name| {
+                let (is_held, inner) = (held.contains(&name), Arc::clone(&inner));
+                async move {
+                    match is_held {
+                        true => Err(Error::Generic {
+                            store: "Faulty",
+                            source: "held (code: AccessDenied)".into(),
+                        }),
+                        false => inner.delete(&name).await.map(|()| name),
+                    }
+                }
+            })
+            .boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {

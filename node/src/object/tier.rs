@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep};
 
-use super::client::Client;
+use super::client::{Client, PurgeTrouble};
 use super::metrics::{ObjectMetrics, Side};
 use super::ordered::{Earlier, Ordered, OrderedWrites};
 use super::patience::AskedPause;
@@ -105,7 +105,7 @@ enum Work {
     Write(WriteOrder, Ordered, oneshot::Sender<WriteAnswer>),
     Read(ReadOrder, oneshot::Sender<ReadAnswer>),
     Find(Fingerprint, Vec<ChunkRef>, Vec<BlockId>, oneshot::Sender<Vec<Option<bool>>>),
-    Purge(ObjectPurge, Earlier, oneshot::Sender<Result<(), Trouble>>),
+    Purge(ObjectPurge, Earlier, oneshot::Sender<Result<(), PurgeTrouble>>),
 }
 
 /// Chunks to purge.
@@ -224,7 +224,7 @@ impl ObjectTier {
     ///
     /// # Errors
     /// Fails if the order was not taken.
-    pub fn purge(&self, purge: ObjectPurge) -> Result<oneshot::Receiver<Result<(), Trouble>>, Refused> {
+    pub fn purge(&self, purge: ObjectPurge) -> Result<oneshot::Receiver<Result<(), PurgeTrouble>>, Refused> {
         let earlier = self.ordered.of(|key| purge.mode == PurgeMode::Remove && purge.keys.has(key));
         self.order(Side::Writing, &self.finds, |done| Work::Purge(purge, earlier, done))
     }
@@ -359,13 +359,13 @@ impl ObjectJob {
             }
             Work::Purge(ObjectPurge { keys, mode, progress }, earlier, done) => {
                 let has_ended = earlier.end().await;
-                let purged = client.purge(&keys, mode, &*progress).await;
+                let purged = client.purge(keys, mode, &*progress).await;
                 let late = Trouble::new(
                     TroubleKind::TimedOut,
                     "write an object",
                     "uploads that began earlier have not ended; purge again, and restart the node if this stays",
                 );
-                drop(done.send(purged.and(if has_ended { Ok(()) } else { Err(late) })));
+                drop(done.send(purged.and(if has_ended { Ok(()) } else { Err(late.into()) })));
             }
             Work::Find(fingerprint, chunks, blocks, done) => {
                 drop(done.send(client.find(fingerprint, &chunks, &blocks, deadline).await));

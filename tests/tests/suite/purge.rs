@@ -117,6 +117,25 @@ fn a_chunk_is_purged_with_all_that_continue_it() {
 }
 
 #[test]
+fn a_chunk_is_purged_with_all_that_continue_it_in_the_object_store_alone() {
+    let store = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(1, &format!("[object]\nurl = \"file://{}\"\n", store.path().display()));
+    let hashes = prompt(b'a', 20);
+    let engine = Engine::connect(&cluster.socket(0));
+    engine.put(&hashes);
+    wait::until("all are uploaded", || (files(store.path()) == 20).then_some(()));
+    let namespace = engine.namespace.fingerprint().to_string();
+    drop(engine);
+    cluster.restart_node(0).unwrap();
+    let engine = Engine::connect(&cluster.socket(0));
+    let chunk = hashes[12].to_string();
+    let (status, purged, said) = admin(&cluster, &["purge", "--namespace-id", &namespace, "--chunk", &chunk]);
+    assert_eq!((status, sum(&purged, "objects")), (Some(0), 8), "{purged} {said}");
+    engine.put(&hashes[..13]);
+    wait::until("what was kept is found, and nothing more", || (engine.get(&hashes) == 13).then_some(()));
+}
+
+#[test]
 fn what_is_purged_from_a_disk_does_not_come_back_with_a_restart() {
     let disk = "[disk]\nfolder = \"{name}.disk\"\ncapacity_bytes = \"64MiB\"\nsegment_bytes = \"4MiB\"\n";
     let mut cluster = cluster(1, disk);

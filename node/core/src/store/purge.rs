@@ -48,9 +48,26 @@ pub struct PurgedKeys {
 }
 
 impl PurgedKeys {
+    /// The names that an admin gave.
+    pub fn named_by(scope: &PurgeScope) -> Self {
+        let namespace = match *scope {
+            PurgeScope::Tenant(_) => None,
+            PurgeScope::Namespace(name) | PurgeScope::Chunks(name, _) => Some(name),
+        };
+        let hashes = scope.chunks().map(|hashes| hashes.iter().copied().collect());
+        Self { namespace, hashes, ..Self::default() }
+    }
+
     /// Adds all chunks of a namespace.
     pub fn add(&mut self, fingerprint: Fingerprint) {
         self.fingerprints.insert(fingerprint);
+    }
+
+    /// Adds chunks to a purge of some chunks.
+    pub fn add_chunks(&mut self, more: impl IntoIterator<Item = ChunkHash>) {
+        if let Some(hashes) = &mut self.hashes {
+            hashes.extend(more);
+        }
     }
 
     /// Adds the names that another actor knows for the same purge.
@@ -130,16 +147,11 @@ impl Store {
     /// The names of the chunks of a purge, including chunks here that continue them.
     pub fn purged_keys(&self, scope: &PurgeScope) -> PurgedKeys {
         let namespaces = self.covered(scope);
-        let namespace = match *scope {
-            PurgeScope::Tenant(_) => None,
-            PurgeScope::Namespace(name) | PurgeScope::Chunks(name, _) => Some(name),
-        };
-        let fingerprints = namespaces.iter().map(|&number| self.namespaces.get(number).fingerprint).collect();
-        let hashes = scope.chunks().map(|named| {
-            let continued = self.continued(scope, &namespaces);
-            continued.into_iter().map(|id| self.index.get(id).hash).chain(named.iter().copied()).collect()
-        });
-        PurgedKeys { namespace, fingerprints, hashes }
+        let mut keys = PurgedKeys::named_by(scope);
+        keys.fingerprints.extend(namespaces.iter().map(|&number| self.namespaces.get(number).fingerprint));
+        let continued = self.continued(scope, &namespaces);
+        keys.add_chunks(continued.into_iter().map(|id| self.index.get(id).hash));
+        keys
     }
 
     /// The names of all chunks that an open purge has had here until now. Otherwise a chunk whose parent is already gone would not

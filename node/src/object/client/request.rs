@@ -254,7 +254,7 @@ impl Client {
 
 impl Client {
     /// Waits for a request's turn. `None`: never, since the turns are not closed.
-    async fn turn(&self, line: Line<'_>) -> Option<Turn<'_>> {
+    pub(super) async fn turn(&self, line: Line<'_>) -> Option<Turn<'_>> {
         if let Line::Lookup(own) = line {
             let _first = own.acquire().await.ok()?;
             return Some(Turn { _write: None, _block: None, _request: self.requests.acquire().await.ok()? });
@@ -297,7 +297,7 @@ pub(super) enum Line<'a> {
 }
 
 /// The turn of a request, until it is dropped.
-struct Turn<'a> {
+pub(super) struct Turn<'a> {
     _write: Option<UploadTurn<'a>>,
     _block: Option<SemaphorePermit<'a>>,
     _request: SemaphorePermit<'a>,
