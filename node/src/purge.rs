@@ -143,8 +143,10 @@ impl Purges {
             let begin = || Event::Purge(PurgeStep::Begin(purge, scope.clone()));
             tell_each(actors.iter().map(|actor| (actor, begin()))).await;
         }
+        let mut purged = PurgedKeys::default();
         let removed = match self.remove(purge, &scope, mode).await {
             Ok(Removed { keys, unreached, left }) => {
+                purged.clone_from(&keys);
                 let objects = self.remove_objects(purge, mode, &keys, objects.as_ref()).await;
                 let described = self.tenants_are_known(&scope).await;
                 left.and(objects).and_then(|()| unreached.was_read()).and(described)
@@ -155,8 +157,8 @@ impl Purges {
             last.report.trouble = removed.as_ref().err().cloned();
             last.report.is_over = true;
         });
-        let PurgeCounts { memory_chunks, disk_chunks, objects, .. } = counts;
-        tracing::info!(admin, %scope, ?mode, memory_chunks, disk_chunks, objects, trouble = removed.err(), "a purge is over");
+        let PurgeCounts { memory_chunks, disk_chunks, objects: deleted, .. } = counts;
+        tracing::info!(admin, %scope, ?mode, memory_chunks, disk_chunks, objects = deleted, trouble = removed.err(), "a purge is over");
         if mode == PurgeMode::Count {
             self.note(purge, |last| last.has_ended = true);
             return;
@@ -164,6 +166,8 @@ impl Purges {
         while self.is_open(purge) {
             sleep(LOOK_EVERY).await;
         }
+        // Other nodes deleted objects until now.
+        self.forget_objects(purged, objects.as_ref()).await;
         self.end(purge).await;
     }
 
@@ -346,6 +350,18 @@ impl Purges {
                 Ok(purged) => purged.map_err(|trouble| left(&trouble)),
                 Err(_) => Err(left(&"the thread of the object tier failed")),
             },
+        }
+    }
+
+    /// Has the object tier forget which objects of a purge's namespaces are there.
+    async fn forget_objects(&self, keys: PurgedKeys, objects: Option<&Weak<ObjectTier>>) {
+        let Some(objects) = objects.and_then(Weak::upgrade) else { return };
+        loop {
+            match objects.forget(keys.clone()) {
+                Err(Refused::Busy) => sleep(LOOK_EVERY).await,
+                Err(_) => return,
+                Ok(done) => return drop(done.await),
+            }
         }
     }
 

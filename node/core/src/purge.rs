@@ -26,7 +26,12 @@ impl Core {
                 let writes = self.writes.under_way().filter(counts).count() as u64;
                 self.effects.push_back(Effect::Purged { purge, page, writes });
             }
-            PurgeStep::End(purge) => self.store.end_purge(purge),
+            PurgeStep::End(purge) => {
+                // Uploads may have been answered before the purge came to their objects.
+                if let Some(keys) = self.store.end_purge(purge) {
+                    self.bring.known.forget(|key| keys.has(key));
+                }
+            }
         }
     }
 

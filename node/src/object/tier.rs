@@ -106,6 +106,7 @@ enum Work {
     Read(ReadOrder, oneshot::Sender<ReadAnswer>),
     Find(Fingerprint, Vec<ChunkRef>, Vec<BlockId>, oneshot::Sender<Vec<Option<bool>>>),
     Purge(ObjectPurge, Earlier, oneshot::Sender<Result<(), PurgeTrouble>>),
+    Forget(PurgedKeys, oneshot::Sender<()>),
 }
 
 /// Chunks to purge.
@@ -229,6 +230,14 @@ impl ObjectTier {
         self.order(Side::Writing, &self.finds, |done| Work::Purge(purge, earlier, done))
     }
 
+    /// Forgets which chunks of these namespaces the store has: a purge on any node may have deleted them. Costs only questions.
+    ///
+    /// # Errors
+    /// Fails if the order was not taken.
+    pub fn forget(&self, keys: PurgedKeys) -> Result<oneshot::Receiver<()>, Refused> {
+        self.enqueue(&self.finds, |done| Work::Forget(keys, done))
+    }
+
     /// Whether this side of the store is left alone at the moment, after it failed.
     pub fn is_closed(&self, side: Side) -> bool {
         self.said.closed[side as usize].load(Ordering::Acquire)
@@ -262,6 +271,14 @@ impl ObjectTier {
             self.metrics.answered("closed");
             return Err(Refused::Closed);
         }
+        self.enqueue(queue, work)
+    }
+
+    fn enqueue<A>(
+        &self,
+        queue: &Sender<ObjectJob>,
+        work: impl FnOnce(oneshot::Sender<A>) -> Work,
+    ) -> Result<oneshot::Receiver<A>, Refused> {
         let (done, answer) = oneshot::channel();
         let job = ObjectJob { work: work(done), deadline: Instant::now() + self.deadline };
         queue.try_send(job).map(|()| answer).map_err(|error| match error {
@@ -366,6 +383,10 @@ impl ObjectJob {
                     "uploads that began earlier have not ended; purge again, and restart the node if this stays",
                 );
                 drop(done.send(purged.and(if has_ended { Ok(()) } else { Err(late.into()) })));
+            }
+            Work::Forget(keys, done) => {
+                client.forget_namespaces(&keys);
+                _ = done.send(());
             }
             Work::Find(fingerprint, chunks, blocks, done) => {
                 drop(done.send(client.find(fingerprint, &chunks, &blocks, deadline).await));

@@ -139,9 +139,10 @@ impl Store {
         self.purges.open.push(OpenPurge { number: purge, scope, keys });
     }
 
-    /// Ends a purge: its chunks may come again.
-    pub fn end_purge(&mut self, purge: u64) {
-        self.purges.open.retain(|open| open.number != purge);
+    /// Ends a purge: its chunks may come again. Returns their names.
+    pub fn end_purge(&mut self, purge: u64) -> Option<PurgedKeys> {
+        let at = self.purges.open.iter().position(|open| open.number == purge)?;
+        Some(self.purges.open.swap_remove(at).keys)
     }
 
     /// The names of the chunks of a purge, including chunks here that continue them.

@@ -209,10 +209,12 @@ impl Store {
         match tier {
             Below::Disk => self.written_to_disk(id, pools, is_there),
             Below::Object => {
+                // A purge that is under way may delete the object yet.
+                let stays = self.may_come(self.index.get(id).namespace);
                 let chunk = self.index.get_mut(id);
                 // It may have got another pool meanwhile.
                 let is_whole = pools.has_all(chunk.pools);
-                chunk.stored = if is_there && is_whole { Stored::There } else { Stored::Unknown };
+                chunk.stored = if is_there && is_whole && stays { Stored::There } else { Stored::Unknown };
                 if is_there && !is_whole {
                     self.write_if_wanted(tier, id, Moment::Came);
                 }

@@ -258,9 +258,18 @@ impl Client {
         stops || troubles.are_too_many()
     }
 
+    /// Forgets all facts about the objects of these namespaces.
+    pub(in super::super) fn forget_namespaces(&self, keys: &PurgedKeys) {
+        self.forget_where(|key| keys.has_namespace(&key.fingerprint));
+    }
+
     fn forget(&self, keys: &PurgedKeys) {
+        self.forget_where(|key| keys.has(key));
+    }
+
+    fn forget_where(&self, is_one: impl Fn(&ChunkKey) -> bool) {
         let mut known = self.known.borrow_mut();
-        known.forget(|key| keys.has(&key.chunk));
+        known.forget(|key| is_one(&key.chunk));
         self.metrics.known.set(known.len() as i64);
     }
 }

@@ -103,3 +103,13 @@ async fn a_chunk_whose_place_in_prompts_cannot_be_read_is_named() {
     assert!(count == 1 && said.unwrap().contains("may not read an object"));
     assert!(!rig.client.is_open(metrics::Side::Reading));
 }
+
+#[tokio::test]
+async fn what_other_nodes_purged_is_written_again_once_a_purge_has_ended() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.write(1).await, WriteAnswer::Durable);
+    rig.store.inner.delete(&object_name(single(1))).await.unwrap();
+    assert_eq!(rig.write(1).await, WriteAnswer::AlreadyThere, "it does not know");
+    rig.client.forget_namespaces(&everything());
+    assert_eq!(rig.write(1).await, WriteAnswer::Durable);
+}

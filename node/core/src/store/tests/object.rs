@@ -8,7 +8,7 @@ use super::*;
 use crate::store::ChangeKind;
 use crate::store::ids::Below;
 
-fn with_objects(slots: u32, capacity_chunks: u64, write: Option<WritePolicy>) -> StoreLimits {
+pub(super) fn with_objects(slots: u32, capacity_chunks: u64, write: Option<WritePolicy>) -> StoreLimits {
     let object = ObjectStoreLimits {
         write,
         write_after_uses: 2,
@@ -21,7 +21,7 @@ fn with_objects(slots: u32, capacity_chunks: u64, write: Option<WritePolicy>) ->
 
 impl Fixture {
     /// Carries out every upload that waits.
-    fn upload_all(&mut self) -> Vec<ChunkHash> {
+    pub(super) fn upload_all(&mut self) -> Vec<ChunkHash> {
         let mut uploaded = Vec::new();
         while let Some(ChunkWrite { write, chunk, .. }) = self.store.next_write(Below::Object) {
             self.store.written(write, true);

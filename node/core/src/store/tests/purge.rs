@@ -3,10 +3,11 @@
 use larder_protocol::purge::{NamespaceName, PurgeCounts, PurgeMode, PurgeScope};
 
 use super::gathers::shared;
+use super::object::with_objects;
 use super::pools::hybrid;
 use super::*;
 use crate::store::ids::ChunkKey;
-use crate::store::{PurgedKeys, Refused};
+use crate::store::{PurgedKeys, Refused, WritePolicy};
 
 impl Fixture {
     fn whole(&self) -> PurgeScope {
@@ -298,4 +299,19 @@ fn a_purged_chunk_to_which_a_pool_was_being_added_is_not_kept() {
     let order = f.store.begin_commit(f.session, state.reservation, &state.chunks, &[0]).unwrap();
     assert_eq!(f.store.finish_commit(order.order, Some(sums(&order))), 0);
     assert_eq!((f.holds("a"), f.used()), (false, 0));
+}
+
+#[test]
+fn what_is_uploaded_while_objects_are_purged_is_uploaded_again_when_it_is_evicted() {
+    let mut f = Fixture::new(with_objects(16, 3, Some(WritePolicy::WriteThrough)));
+    let whole = f.whole();
+    f.store.begin_purge(1, whole.clone());
+    f.store.purge_page(&whole, PurgeMode::Remove, 0);
+    f.put("abc");
+    assert_eq!(f.upload_all().len(), 3);
+    assert!(f.store.end_purge(1).is_some());
+    f.put("xyz");
+    let uploaded = f.upload_all();
+    assert!(["a", "ab", "abc"].iter().all(|word| uploaded.contains(&name(word))), "{uploaded:?}");
+    f.store.assert_consistent();
 }
