@@ -148,7 +148,7 @@ impl Purges {
             Ok(Removed { keys, unreached, left }) => {
                 purged.clone_from(&keys);
                 let objects = self.remove_objects(purge, mode, &keys, objects.as_ref()).await;
-                let described = self.tenants_are_known(&scope).await;
+                let described = self.tenants_are_known(&scope, &keys).await;
                 left.and(objects).and_then(|()| unreached.was_read()).and(described)
             }
             Err(trouble) => Err(trouble),
@@ -259,11 +259,15 @@ impl Purges {
     }
 
     /// # Errors
-    /// A text for people, if a whole tenant is purged and a disk has chunks whose tenant nobody knows.
-    async fn tenants_are_known(&self, scope: &PurgeScope) -> Result<(), String> {
+    /// A text for people, if a whole tenant is purged and a disk has chunks whose tenant nobody knows, or the node does not know all
+    /// namespaces of the tenant any more.
+    async fn tenants_are_known(&self, scope: &PurgeScope, keys: &PurgedKeys) -> Result<(), String> {
         let (PurgeScope::Tenant(_), Some(Parts { actors, .. })) = (scope, self.0.parts.get()) else {
             return Ok(());
         };
+        if keys.lack_namespaces() {
+            return Err("engines have used more namespaces than the node remembers: chunks of a namespace of the tenant may be left on disk and in the object store, so purge each by `--namespace-id`".to_owned());
+        }
         for actor in actors {
             let undescribed =
                 |actor: &mut GpuActor| actor.core.undescribed(actor.hands.namespaces_at_start());

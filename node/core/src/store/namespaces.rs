@@ -1,6 +1,6 @@
 //! The namespaces that a store knows.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use larder_protocol::checksum::BlockKey;
@@ -14,11 +14,19 @@ use super::slab::ClassId;
 /// The most namespaces that are in use at a time; any further namespace is refused.
 pub(crate) const MAX_NAMESPACES: usize = 1_024;
 
+/// The most namespaces that are remembered after others took their numbers: some 100 bytes each.
+const MOST_FORGOTTEN: usize = 16_384;
+
 /// Namespaces by number, and by fingerprint.
 #[derive(Debug, Default)]
 pub(crate) struct Namespaces {
     known: Vec<Namespace>,
     numbers: HashMap<Fingerprint, NamespaceId>,
+    /// The namespaces whose numbers others have now, at most [`MOST_FORGOTTEN`], with the names of their tenants: disk and object store
+    /// may still have their chunks.
+    forgotten: HashSet<(String, Fingerprint)>,
+    /// Whether there were more.
+    has_lost_track: bool,
     /// Number of registrations so far.
     uses: u64,
 }
@@ -173,6 +181,7 @@ impl Namespaces {
             let forgotten = std::mem::replace(&mut self.known[position], namespace);
             if !forgotten.is_gone {
                 self.numbers.remove(&forgotten.fingerprint);
+                self.forgot(forgotten.facts);
             }
             position
         };
@@ -187,6 +196,24 @@ impl Namespaces {
             known.is_gone = true;
             self.numbers.remove(&known.fingerprint);
         }
+    }
+
+    fn forgot(&mut self, NamespaceFacts { tenant, fingerprint, .. }: NamespaceFacts) {
+        if self.forgotten.len() < MOST_FORGOTTEN {
+            self.forgotten.insert((tenant, fingerprint));
+        } else {
+            self.has_lost_track |= !self.forgotten.contains(&(tenant, fingerprint));
+        }
+    }
+
+    /// A tenant's namespaces that have no number any more.
+    pub(crate) fn forgotten_of(&self, tenant: &str) -> impl Iterator<Item = Fingerprint> {
+        self.forgotten.iter().filter(move |(of, _)| of == tenant).map(|(_, fingerprint)| *fingerprint)
+    }
+
+    /// Whether there were more such namespaces than are remembered.
+    pub(crate) fn have_lost_track(&self) -> bool {
+        self.has_lost_track
     }
 
     /// Every namespace.

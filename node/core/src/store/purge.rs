@@ -45,6 +45,8 @@ pub struct PurgedKeys {
     fingerprints: HashSet<Fingerprint>,
     /// The chunks; `None` for all chunks of the namespaces.
     hashes: Option<HashSet<ChunkHash>>,
+    /// Whether namespaces of the tenant may be missing.
+    lack_namespaces: bool,
 }
 
 impl PurgedKeys {
@@ -72,11 +74,13 @@ impl PurgedKeys {
 
     /// Adds the names that another actor knows for the same purge.
     pub fn add_all(&mut self, other: &Self) {
+        let lack_namespaces = self.lack_namespaces || other.lack_namespaces;
+        if self.is_empty() && !other.is_empty() {
+            self.clone_from(other);
+        }
+        self.lack_namespaces = lack_namespaces;
         if other.is_empty() {
             return;
-        }
-        if self.is_empty() {
-            return self.clone_from(other);
         }
         self.namespace = self.namespace.or(other.namespace);
         self.fingerprints.extend(&other.fingerprints);
@@ -88,6 +92,11 @@ impl PurgedKeys {
     /// Whether no namespace is among them.
     fn is_empty(&self) -> bool {
         self.namespace.is_none() && self.fingerprints.is_empty()
+    }
+
+    /// Whether namespaces of the tenant may be missing: there were too many to remember.
+    pub fn lack_namespaces(&self) -> bool {
+        self.lack_namespaces
     }
 
     /// Whether a chunk is among them.
@@ -150,6 +159,10 @@ impl Store {
         let namespaces = self.covered(scope);
         let mut keys = PurgedKeys::named_by(scope);
         keys.fingerprints.extend(namespaces.iter().map(|&number| self.namespaces.get(number).fingerprint));
+        if let PurgeScope::Tenant(tenant) = scope {
+            keys.fingerprints.extend(self.namespaces.forgotten_of(tenant));
+            keys.lack_namespaces = self.namespaces.have_lost_track();
+        }
         let continued = self.continued(scope, &namespaces);
         keys.add_chunks(continued.into_iter().map(|id| self.index.get(id).hash));
         keys

@@ -7,7 +7,7 @@ use super::object::with_objects;
 use super::pools::hybrid;
 use super::*;
 use crate::store::ids::ChunkKey;
-use crate::store::{PurgedKeys, Refused, WritePolicy};
+use crate::store::{MAX_NAMESPACES, PurgedKeys, Refused, WritePolicy};
 
 impl Fixture {
     fn whole(&self) -> PurgeScope {
@@ -314,4 +314,22 @@ fn what_is_uploaded_while_objects_are_purged_is_uploaded_again_when_it_is_evicte
     let uploaded = f.upload_all();
     assert!(["a", "ab", "abc"].iter().all(|word| uploaded.contains(&name(word))), "{uploaded:?}");
     f.store.assert_consistent();
+}
+
+#[test]
+fn a_purge_of_a_tenant_names_namespaces_whose_numbers_others_have_now() {
+    let mut f = Fixture::new(limits(16, 16));
+    let model = |number: u32| NamespaceSpec { layout: format!("l{number}"), ..spec() };
+    for number in 0..MAX_NAMESPACES as u32 + 100 {
+        let session = f.store.open_session(TenantId(0), ProcessId(number + 1), 1 << 20);
+        f.store.register(session, "a", &model(number), &[0], &[BLOCK]).unwrap();
+        f.store.close_session(session);
+    }
+    let keys = f.store.purged_keys(&PurgeScope::Tenant("a".to_owned()));
+    let others = f.store.purged_keys(&PurgeScope::Tenant("b".to_owned()));
+    for number in [0, 1, 50, MAX_NAMESPACES as u32 + 99] {
+        let fingerprint = model(number).fingerprint("a");
+        assert!(keys.has_namespace(&fingerprint) && !others.has_namespace(&fingerprint), "{number}");
+    }
+    assert!(!keys.lack_namespaces());
 }
