@@ -459,15 +459,18 @@ impl Membership {
     /// Judges which members most others do not reach, though they are heard here: their address may be wrong, or a firewall may let
     /// them out and nobody in.
     fn judge_reach(&mut self, now: Millis) {
-        let members: BTreeSet<NodeNumber> = self.members.keys().copied().collect();
+        // A node that shares no chunks asks no others, so it cannot report.
+        let sharing = self.members.iter().filter(|(_, known)| known.member.devices > 0);
+        let reporters: BTreeSet<NodeNumber> = sharing.map(|(&number, _)| number).collect();
         let patience = self.patience.remove_reported_after_ms;
         for known in
             self.members.values_mut().filter(|known| known.is_unreached || !known.unanswered.is_empty())
         {
-            known.unanswered.retain(|by, _| members.contains(by));
+            known.unanswered.retain(|by, _| reporters.contains(by));
             let is_long = |since: &&Millis| now.saturating_sub(**since) >= patience;
             let by = known.unanswered.values().filter(is_long).count();
-            let is_unreached = by * 2 > members.len() - 1;
+            let others = reporters.len() - usize::from(reporters.contains(&known.member.number));
+            let is_unreached = by * 2 > others;
             self.is_changed |= is_unreached != known.is_unreached;
             known.is_unreached = is_unreached;
         }

@@ -629,6 +629,24 @@ fn a_node_that_is_heard_here_but_that_most_others_do_not_reach_is_home_to_nothin
 }
 
 #[test]
+fn nodes_that_share_no_chunks_have_no_say_in_who_is_reached() {
+    let (mut membership, numbers) = cluster(3);
+    let lost = numbers[2];
+    for name in ["tool-0", "tool-1", "tool-2"] {
+        membership.join(name, &Join { devices: 0, ..join(1) }, 0).unwrap();
+    }
+    for now in (0..20_000).step_by(500) {
+        for number in (1..=6).map(NodeNumber) {
+            let silent = if numbers[..2].contains(&number) { vec![lost] } else { Vec::new() };
+            membership.heartbeat(number, 1, &Heartbeat { silent, ..beat() }, now);
+        }
+        membership.tick(now);
+    }
+    let table = membership.table();
+    assert_eq!((table.members.len(), table.homes.contains(&lost)), (6, false));
+}
+
+#[test]
 fn reports_of_a_node_that_joins_again_count_no_more() {
     let (mut membership, numbers) = cluster(2);
     let before = membership.tick(10).unwrap();
