@@ -381,10 +381,11 @@ impl Membership {
         std::mem::take(&mut self.is_unwritten)
     }
 
-    /// Notes whether a node leaves soon. Its partitions move now, so that others know their new homes before it leaves.
-    pub fn drains(&mut self, number: NodeNumber, incarnation: u64, drains: bool) {
+    /// Notes whether a node leaves soon, and returns whether that is news. Its partitions move now, so that others know their new
+    /// homes before it leaves.
+    pub fn drains(&mut self, number: NodeNumber, incarnation: u64, drains: bool) -> bool {
         let Some(known) = self.current(number, incarnation).filter(|known| known.drains != drains) else {
-            return;
+            return false;
         };
         known.drains = drains;
         if known.member.state != MemberState::Suspect {
@@ -392,6 +393,7 @@ impl Membership {
         }
         self.is_changed = true;
         self.counts.drains += u64::from(drains);
+        true
     }
 
     /// Notes the version that a node speaks. Versions of members that have not come back are not known.

@@ -339,12 +339,11 @@ impl Server {
                     return;
                 }
                 Ok(Some(FollowerMessage::Drains(drains))) => {
-                    let node = &connection.peer().name;
-                    let did = if drains { "a node drains" } else { "a node does not drain any more" };
-                    tracing::info!(node, "{did}");
-                    let action = if drains { "drain" } else { "cancel_drain" };
-                    self.audit.note(&format!("node {node}"), action, node, Ok::<_, &str>(()));
-                    self.membership.lock().drains(number, incarnation, drains);
+                    let is_news = self.membership.lock().drains(number, incarnation, drains);
+                    // A node says it again on each new stream.
+                    if is_news {
+                        self.note_drain(&connection.peer().name, drains);
+                    }
                 }
                 Ok(Some(FollowerMessage::Leave)) => {
                     tracing::info!(node = guest.connection().peer().name, "a node leaves");
@@ -362,6 +361,13 @@ impl Server {
                 Ok(None) | Err(_) => return,
             }
         }
+    }
+
+    fn note_drain(&self, node: &str, drains: bool) {
+        let did = if drains { "a node drains" } else { "a node does not drain any more" };
+        tracing::info!(node, "{did}");
+        let action = if drains { "drain" } else { "cancel_drain" };
+        self.audit.note(&format!("node {node}"), action, node, Ok::<_, &str>(()));
     }
 
     fn adopt(&self, table: &Arc<Table>, node: &str) {

@@ -601,6 +601,25 @@ fn the_audit_log_says_who_changed_what() {
 }
 
 #[test]
+fn the_audit_log_has_a_line_for_each_change_of_a_drain_however_often_the_node_says_it() {
+    on_one_thread(async {
+        let place = Place::new();
+        let config = place.config_with_console();
+        let coordinator =
+            Coordinator::start(move |ready, stop| actix_rt::System::new().block_on(run(config, ready, stop)));
+        let (_endpoint, mut send, mut receive) = place.joined(&coordinator).await;
+        for drains in [false, true, true, false, false] {
+            write_message(&mut send, &FollowerMessage::Drains(drains)).await.unwrap();
+        }
+        is_heard(&mut send, &mut receive).await;
+        coordinator.stop();
+        let audit = std::fs::read_to_string(place.file("audit")).unwrap();
+        let lines = |action: &str| audit.matches(&format!(r#""action":"{action}""#)).count();
+        assert_eq!((lines("drain"), lines("cancel_drain")), (1, 1), "{audit}");
+    });
+}
+
+#[test]
 fn a_coordinator_ends_although_its_audit_log_stalls() {
     on_one_thread(async {
         let place = Place::new();

@@ -168,7 +168,7 @@ fn silence_that_is_judged_when_it_is_due_is_judged_as_at_every_tick() {
             for membership in [&mut when_due, &mut always] {
                 match deed {
                     0 => membership.leave(number, incarnation),
-                    1 => membership.drains(number, incarnation, step % 2 == 0),
+                    1 => _ = membership.drains(number, incarnation, step % 2 == 0),
                     2 if step % 10 == 0 => membership.change_patience(impatient.clone()),
                     3..10 => _ = membership.join(&format!("node-{name}"), &join(incarnation), now),
                     _ if is_mute => {}
@@ -706,7 +706,7 @@ fn a_node_that_drained_leaves_and_is_not_lost() {
 fn where_every_node_drains_partitions_stay_where_they_are() {
     let (mut membership, numbers) = cluster(2);
     let before = membership.tick(10).unwrap();
-    numbers.iter().for_each(|&number| membership.drains(number, 1, true));
+    numbers.iter().for_each(|&number| _ = membership.drains(number, 1, true));
     assert_eq!(membership.tick(100).unwrap().homes, before.homes);
 }
 
