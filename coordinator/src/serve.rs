@@ -13,7 +13,7 @@ use larder_net::quic::{
 };
 use larder_net::warnings::Warnings;
 use larder_protocol::identity::Role;
-use larder_protocol::limits::{MAX_MEMBERS, MAX_PEER_MESSAGE_BYTES};
+use larder_protocol::limits::{MAX_MEMBERS, MAX_NAME_BYTES, MAX_PEER_MESSAGE_BYTES};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join, Standing};
 use larder_protocol::table::{Epoch, NodeNumber, Table, TableReader};
 use larder_protocol::v1;
@@ -483,8 +483,8 @@ fn limits_of(role: Role) -> GuestLimits {
     GuestLimits { connections, streams: 1, message_bytes, waiting_bytes }
 }
 
-/// Most bytes of a message without lists.
-const SMALL_MESSAGE_BYTES: usize = 256;
+/// Most bytes of a message without lists. It may name a node, or a coordinator by its host.
+const SMALL_MESSAGE_BYTES: usize = 256 + MAX_NAME_BYTES;
 
 /// Connections of nodes and coordinators: two of each node, since the connection of its earlier life may count for a while, and
 /// those of the other coordinators.

@@ -24,6 +24,7 @@ use larder_net::quic::ca::{Authority, Validity};
 use larder_net::quic::{Credentials, Endpoint, TransportSettings, read_message, write_message};
 use larder_net::trace::TracingConfig;
 use larder_protocol::identity::{Identity, Role};
+use larder_protocol::limits::MAX_NAME_BYTES;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, Join, Joined, Standing};
 use larder_protocol::peer::{PeerRequest, PeerResponse, RowSpan, Rows};
 use larder_protocol::purge::{PurgeCommand, PurgeReport};
@@ -820,7 +821,8 @@ fn an_admin_has_a_lost_node_forgotten_by_certificate_or_from_the_console() {
         let forget = |name: &str| FollowerMessage::Forget(name.to_owned());
         let answer = place.admin_asks(&coordinator, "me", forget("node-0")).await;
         assert!(matches!(answer, CoordinatorMessage::Refused(why) if why.contains("is a member")));
-        for (name, was_lost) in [("node-1", true), ("node-1", false), ("node-9", false)] {
+        let longest = "n".repeat(MAX_NAME_BYTES);
+        for (name, was_lost) in [("node-1", true), ("node-1", false), ("node-9", false), (&longest, false)] {
             let answer = place.admin_asks(&coordinator, "me", forget(name)).await;
             assert_eq!(answer, CoordinatorMessage::Forgot(was_lost), "{name}");
         }
