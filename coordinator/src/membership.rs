@@ -190,6 +190,8 @@ struct Given {
     left: u64,
     /// The node's last life that is known, also after it left; 0 if none is.
     incarnation: u64,
+    /// Whether that life was removed. A table without it went round, so the others have dropped its claims.
+    is_void: bool,
 }
 
 impl Membership {
@@ -200,6 +202,8 @@ impl Membership {
         let again = lost.into_iter().filter(|lost| !is_member(&lost.member.name));
         // The clock may have been set back.
         let again = again.map(|lost| Lost { removed: lost.removed.min(now), ..lost });
+        let mut numbers = given(numbers, &table);
+        let again = again.inspect(|lost| note_void(&mut numbers, &lost.member));
         let mut lost = LostMembers::default();
         lost.add(again, now, patience.remember_lost_ms);
         let known = |member: &Member| {
@@ -216,7 +220,7 @@ impl Membership {
             members,
             lost,
             leavings: numbers.len() as u64,
-            numbers: given(numbers, &table),
+            numbers,
             table: Arc::new(table),
             started: now,
             last_tick: now,
@@ -252,10 +256,6 @@ impl Membership {
             return Err(JoinRefused::LaterTerm(epoch.term));
         }
         self.end_earlier_life(name, incarnation, peer, now)?;
-        if self.lost.has_life(name, incarnation) {
-            // A table without it went round: the others have dropped its claims, and it must make them anew.
-            return Err(JoinRefused::Outdated(incarnation + 1));
-        }
         let number = self.number_of(name)?;
         // The nodes of a coordinator that lost its state tell it how far it had come. Its own tables are no news.
         if self.office == Office::Alone && epoch > self.epoch {
@@ -290,7 +290,7 @@ impl Membership {
             self.gathers_from = now;
         }
         if let Some(given) = self.numbers.get_mut(name) {
-            given.incarnation = incarnation;
+            (given.incarnation, given.is_void) = (incarnation, false);
         }
         let known = KnownMember { drains, is_unreached, unanswered, ..KnownMember::new(member, now) };
         self.members.insert(number, known);
@@ -371,7 +371,7 @@ impl Membership {
         if self.members.values().any(|known| known.member.name == name) {
             return Err(IsMember(name.to_owned()));
         }
-        let was_lost = self.lost.give_up(name);
+        let was_lost = self.lost.forget(name);
         self.is_unwritten |= was_lost;
         Ok(was_lost)
     }
@@ -601,9 +601,10 @@ impl Membership {
     ) -> Result<(), JoinRefused> {
         let Some(given) = self.numbers.get(name) else { return Ok(()) };
         let Some(known) = self.members.get_mut(&given.number) else {
-            // It left in order, and its clock was set back since.
-            let is_earlier = given.incarnation > incarnation && given.incarnation < MAX_INCARNATION;
-            return if is_earlier { Err(JoinRefused::Outdated(given.incarnation + 1)) } else { Ok(()) };
+            // It left in order, and its clock was set back since; or it was removed, and must make its claims anew.
+            let is_over = incarnation < given.incarnation + u64::from(given.is_void);
+            let is_outdated = is_over && given.incarnation < MAX_INCARNATION;
+            return if is_outdated { Err(JoinRefused::Outdated(given.incarnation + 1)) } else { Ok(()) };
         };
         let is_same = known.member.peer == address || known.has_moved;
         if known.member.incarnation == incarnation && is_same {
@@ -642,7 +643,7 @@ impl Membership {
         let last = self.numbers.values().map(|given| given.number.0).max().unwrap_or(0);
         let next = last.checked_add(1).map(NodeNumber).filter(|&next| next < NodeNumber::THIS_NODE);
         let number = next.or_else(|| self.unused()).or_else(|| self.take_back()).ok_or(JoinRefused::Full)?;
-        self.numbers.insert(name.to_owned(), Given { number, left: 0, incarnation: 0 });
+        self.numbers.insert(name.to_owned(), Given { number, left: 0, incarnation: 0, is_void: false });
         Ok(number)
     }
 
@@ -680,6 +681,7 @@ impl Membership {
         let gone: Vec<NodeNumber> =
             self.members.iter().filter(|(_, known)| is_gone(known)).map(|(&number, _)| number).collect();
         let removed = gone.iter().filter_map(|number| self.members.remove(number));
+        let removed = removed.inspect(|known| note_void(&mut self.numbers, &known.member));
         let (left, lost): (Vec<_>, Vec<_>) = removed.partition(KnownMember::may_have_left);
         self.counts.leaves += left.len() as u64;
         self.counts.removals += lost.len() as u64;
@@ -719,9 +721,16 @@ fn given(numbers: Vec<(String, NodeNumber)>, table: &Table) -> BTreeMap<String, 
     let incarnation = |number| table.member(number).map_or(0, |member| member.incarnation);
     let given = (1..).zip(numbers).map(|(left, (name, number))| {
         let incarnation = incarnation(number);
-        (name, Given { number, left, incarnation })
+        (name, Given { number, left, incarnation, is_void: false })
     });
     given.collect()
+}
+
+/// Notes that this life of a node was removed.
+fn note_void(numbers: &mut BTreeMap<String, Given>, gone: &Member) {
+    if let Some(given) = numbers.get_mut(&gone.name).filter(|given| given.incarnation <= gone.incarnation) {
+        (given.incarnation, given.is_void) = (gone.incarnation, true);
+    }
 }
 
 /// The first epoch of the term after this one. The last term has no next: it goes on.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use larder_protocol::table::{Epoch, Member, MemberState, NodeNumber, Table};
 
-use super::{DurableState, Given, KnownMember, Lost, Membership, Millis, Patience, well};
+use super::{DurableState, Given, KnownMember, Lost, Membership, Millis, Patience, note_void, well};
 
 /// The way in which a coordinator leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,7 +173,8 @@ impl Membership {
             }
             // It may have joined this leader as a later life than the table's.
             let incarnation = noted.max(member.incarnation);
-            let given = Given { number: member.number, left: self.leavings, incarnation };
+            let (number, left) = (member.number, self.leavings);
+            let given = Given { number, left, incarnation, is_void: false };
             self.numbers.insert(member.name.clone(), given);
         }
         self.table = Arc::clone(table);
@@ -184,10 +185,13 @@ impl Membership {
     /// were suspect in the last table; a node that leaves is not suspect. If this coordinator was away meanwhile, every member that
     /// is gone may have been silent, but those that drained. `names` are those of the table of this epoch.
     fn note_lost(&mut self, epoch: Epoch, names: &BTreeMap<&str, NodeNumber>, now: Millis) {
-        names.keys().for_each(|name| self.lost.forget(name));
+        names.keys().for_each(|name| _ = self.lost.forget(name));
         let has_joined =
             |name: &str| self.members.values().any(|known| !known.is_awaited && known.member.name == name);
         let is_here = |name: &str| names.contains_key(name) || has_joined(name);
+        for member in self.table.members.iter().filter(|member| !is_here(&member.name)) {
+            note_void(&mut self.numbers, member);
+        }
         let last = self.table.epoch;
         let is_next = epoch.term == last.term && epoch.number == last.number + 1;
         let was_away = self.was_away && !is_next;

@@ -432,7 +432,8 @@ fn a_node_that_left_in_order_comes_back_as_a_later_life_even_if_its_clock_was_se
 fn a_node_gets_a_number_that_nobody_has_while_the_highest_number_is_in_use() {
     let (mut membership, numbers) = cluster(2);
     let highest = NodeNumber(NodeNumber::THIS_NODE.0 - 1);
-    membership.numbers.insert("gone".to_owned(), Given { number: highest, left: 0, incarnation: 1 });
+    let gone = Given { number: highest, left: 0, incarnation: 1, is_void: false };
+    membership.numbers.insert("gone".to_owned(), gone);
     let next = membership.join("new", &join(1), 100).unwrap().number;
     assert_eq!(next, NodeNumber(numbers.len() as u16 + 1));
     assert_eq!(membership.counts().reused_numbers, 0, "the node that left keeps its number");
@@ -510,6 +511,31 @@ fn no_more_lost_members_are_kept_than_may_be_and_the_longest_lost_go_first() {
     run(&mut membership, 1_000, 40_000);
     let lost = membership.lost(40_000);
     assert_eq!((lost.len(), lost[0].0.member.name.as_str()), (MAX_LOST, "node-001"));
+    let same_life = membership.join("node-000", &join(1), 40_000);
+    assert_eq!(same_life, Err(JoinRefused::Outdated(2)), "the others have dropped its claims all the same");
+}
+
+#[test]
+fn a_life_that_was_removed_is_over_however_short_lost_nodes_are_shown() {
+    let (mut membership, numbers) = cluster(2);
+    membership.change_patience(Patience { remember_lost_ms: 0, ..patience() });
+    membership.tick(10);
+    let mut follower = Membership::candidate(patience(), membership.state(), 0);
+    for now in (0..=40_000).step_by(500) {
+        membership.heartbeat(numbers[1], 1, &beat(), now);
+        let Some(table) = membership.tick(now) else { continue };
+        follower.follow(&table, now);
+    }
+    assert!(membership.lost(40_000).is_empty());
+    let same_life = membership.join("node-0", &join(1), 40_000);
+    assert_eq!(same_life, Err(JoinRefused::Outdated(2)));
+    follower.lead(9, 60_000, 40_000);
+    assert_eq!(
+        follower.join("node-0", &join(1), 40_000),
+        Err(JoinRefused::Outdated(2)),
+        "nor for the next leader"
+    );
+    assert!(follower.join("node-0", &join(2), 40_000).is_ok());
 }
 
 /// Nodes over a network that loses, doubles and reorders messages, and that die and come back.
