@@ -510,6 +510,11 @@ impl Membership {
         DurableState { table: (*self.table).clone(), numbers, lost: self.lost.all() }
     }
 
+    /// The time for which members of the last table may still come back before their silence counts.
+    pub fn grace_left(&self, now: Millis) -> Millis {
+        self.patience.grace_ms.saturating_sub(now.saturating_sub(self.started))
+    }
+
     /// The members that are heard.
     pub fn heard_members(&self) -> Vec<NodeNumber> {
         let heard = self.members.values().filter(|known| known.member.state != MemberState::Suspect);

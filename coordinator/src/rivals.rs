@@ -1,7 +1,7 @@
 //! Which other leaders the members of this cluster report.
 //!
 //! A node whose configuration names the coordinator of another cluster must not end a coordinator of either. So a coordinator yields
-//! to another only if most of its members report that one, or if it has no members.
+//! to another only if most of its members report that one, or if it has no members once its grace time is over.
 
 use std::collections::BTreeMap;
 

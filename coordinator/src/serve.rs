@@ -228,14 +228,16 @@ impl Server {
             && self.doubts.reports.borrow().are_of_most(other.life, &members, self.uptime.now())
     }
 
-    /// Yields to another coordinator that leads in a higher term, unless this coordinator hears of that term in time.
+    /// Yields to another coordinator that leads in a higher term, unless this coordinator hears of that term in time. In its grace
+    /// time it waits for its members, since without them it has nothing to lose.
     fn compare(self: &Rc<Self>, address: SocketAddr, other: &Standing) {
         if !self.yields_to(other) || self.doubts.is_checking.replace(true) {
             return;
         }
         let (server, other) = (Rc::clone(self), other.clone());
+        let grace = Duration::from_millis(self.membership.lock().grace_left(self.uptime.now()));
         actix_rt::spawn(async move {
-            sleep(server.yields_after).await;
+            sleep(server.yields_after.max(grace)).await;
             server.doubts.is_checking.set(false);
             if server.yields_to(&other) {
                 // An error means that this coordinator stops already.

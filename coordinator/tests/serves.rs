@@ -18,7 +18,7 @@ use larder_coordinator::{
     Config, ElectionConfig, HttpConfig, PeerConfig, Ready, ServeError, StateConfig, Status, run, run_elected,
     run_from,
 };
-use larder_net::coordinator_client::{Candidate, FollowAs, Known, MAX_ADDRESSES, NodeFacts, follow};
+use larder_net::coordinator_client::{Candidate, FollowAs, Known, MAX_ADDRESSES, NodeFacts, follow, who};
 use larder_net::line_file::RecordConfig;
 use larder_net::quic::ca::{Authority, Validity};
 use larder_net::quic::{Credentials, Endpoint, TransportSettings, read_message, write_message};
@@ -1162,6 +1162,36 @@ fn a_node_that_names_the_coordinators_of_two_clusters_ends_neither() {
         assert!(!one.thread.is_finished() && !other.thread.is_finished());
         one.stop();
         other.stop();
+    });
+}
+
+#[test]
+fn a_coordinator_that_starts_again_waits_for_its_nodes_before_it_yields_to_another_clusters() {
+    on_one_thread(async {
+        let place = Place::new();
+        let stranger = place.endpoint(&Identity::new(Role::Coordinator, "other"));
+        let standing = Standing { term: 99, life: 7, leads: true, leader: None };
+        let start = |grace_ms| {
+            let mut config = place.config("state.redb", None);
+            config.membership.grace_ms = grace_ms;
+            Coordinator::start(move |ready, stop| {
+                actix_rt::System::new().block_on(run(config, ready, stop))
+            })
+        };
+        // A busy machine may let nodes wait.
+        let grace_ms = 2_000;
+        let again = start(grace_ms);
+        who(&stranger, again.ready.peer, Some(standing.clone())).await.unwrap();
+        let mut node = place.node("a", 1, &again);
+        node.sees("itself", members(1)).await;
+        tokio::time::sleep(Duration::from_millis(grace_ms)).await;
+        assert!(!again.thread.is_finished());
+        node.leave().await;
+        again.stop();
+
+        let alone = start(0);
+        who(&stranger, alone.ready.peer, Some(standing)).await.unwrap();
+        until("without nodes it yields", || alone.thread.is_finished()).await;
     });
 }
 
