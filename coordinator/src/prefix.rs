@@ -131,7 +131,7 @@ impl Asker {
         match answer {
             Ok(answer) => {
                 self.late.borrow_mut().answered(home);
-                answer
+                answer.flatten()
             }
             Err(_) => {
                 self.late.borrow_mut().was_late(table, member, Instant::now());
@@ -141,13 +141,14 @@ impl Asker {
     }
 }
 
-/// Asks a home for the holders of these rows; `None` if it does not tell.
+/// Asks a home for the holders of these rows; `None` outside if the connection is of no use any more, `None` inside if the home does
+/// not tell.
 async fn ask(
     connection: &Connection,
     table: &Table,
     rows: Vec<RowKey>,
     trace: &Trace,
-) -> Option<Vec<RowSpan>> {
+) -> Option<Option<Vec<RowSpan>>> {
     let (mut send, mut receive) = connection.quic().open_bi().await.ok()?;
     if let Some(context) = trace.context() {
         write_message(&mut send, &PeerRequest::Trace(context)).await.ok()?;
@@ -155,8 +156,8 @@ async fn ask(
     write_message(&mut send, &PeerRequest::Find(Find { epoch: table.epoch, rows })).await.ok()?;
     send.finish().ok()?;
     match read_message(&mut receive).await.ok()?? {
-        PeerResponse::Rows(rows) => Some(rows.spans),
-        _ => None,
+        PeerResponse::Rows(rows) => Some(Some(rows.spans)),
+        _ => Some(None),
     }
 }
 
@@ -225,11 +226,22 @@ const MAX_HOLDERS: usize = 8;
 mod tests {
     use std::cell::Cell;
 
+    use larder_net::quic::Endpoint;
     use larder_protocol::ChunkHash;
     use larder_protocol::table::PARTITIONS;
 
     use super::*;
     use crate::nodes::tests::{member, member_at, serve, with_node};
+
+    /// Asks for a chunk, whose home is the node.
+    fn asks_for_one_chunk(nodes: Nodes, node: &Endpoint) -> impl AsyncFn() -> Holdings {
+        let homes = vec![NodeNumber(1); usize::from(PARTITIONS)];
+        let table = Table { members: vec![member(1, node)], homes, ..Table::default() };
+        let asker = Asker { nodes: Rc::new(nodes), late: RefCell::default() };
+        let fingerprint = Fingerprint([9; 32]);
+        let chain = Chain::from_root(fingerprint.root(), vec![ChunkHash([1; 32])]);
+        async move || asker.holdings(&table, &fingerprint, &chain, &Trace::default()).await
+    }
 
     #[test]
     fn a_home_that_was_late_is_named_as_silent_without_another_question() {
@@ -249,15 +261,40 @@ mod tests {
             })
         };
         with_node(stands_still, async |nodes, node| {
-            let homes = vec![NodeNumber(1); usize::from(PARTITIONS)];
-            let table = Table { members: vec![member(1, &node)], homes, ..Table::default() };
-            let asker = Asker { nodes: Rc::new(nodes), late: RefCell::default() };
-            let fingerprint = Fingerprint([9; 32]);
-            let chain = Chain::from_root(fingerprint.root(), vec![ChunkHash([1; 32])]);
+            let ask = asks_for_one_chunk(nodes, &node);
             for _ in 0..3 {
-                let holdings = asker.holdings(&table, &fingerprint, &chain, &Trace::default()).await;
+                let holdings = ask().await;
                 assert_eq!((holdings.cluster_chunks, &holdings.silent_homes[..]), (0, &["node".into()][..]));
                 assert_eq!(asked.get(), 1);
+            }
+        });
+    }
+
+    #[test]
+    fn a_home_that_refuses_is_asked_again_over_the_same_connection() {
+        let met = Rc::new(Cell::new((0, 0)));
+        let count = Rc::clone(&met);
+        let refuses = |node| {
+            serve(node, move |connection| {
+                let count = Rc::clone(&count);
+                count.set((count.get().0 + 1, count.get().1));
+                tokio::task::spawn_local(async move {
+                    while let Ok((mut send, mut receive)) = connection.quic().accept_bi().await {
+                        let _: Option<PeerRequest> = read_message(&mut receive).await.unwrap();
+                        count.set((count.get().0, count.get().1 + 1));
+                        let refused = PeerResponse::Refused("this node shares no chunks".into());
+                        write_message(&mut send, &refused).await.unwrap();
+                        send.finish().unwrap();
+                    }
+                });
+            })
+        };
+        with_node(refuses, async |nodes, node| {
+            let ask = asks_for_one_chunk(nodes, &node);
+            for questions in 1..=3 {
+                let holdings = ask().await;
+                assert_eq!(holdings.silent_homes, ["node"]);
+                assert_eq!(met.get(), (1, questions), "connections and questions");
             }
         });
     }
