@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use larder_net::audit::Audit;
+use larder_net::blocking::blocking;
 use larder_net::in_one_line;
 use larder_net::reload::{ReloadTimes, differences, note};
 use larder_protocol::reload::Reloaded;
@@ -45,8 +46,13 @@ impl Reloads {
     ///
     /// # Errors
     /// The reason that nothing has changed, for people.
-    pub(crate) fn reload(&self, by: &str) -> Result<Reloaded, String> {
-        let reloaded = self.try_reload();
+    ///
+    /// # Cancel safety
+    /// If dropped, the changes may be made all the same.
+    pub(crate) async fn reload(&self, by: &str) -> Result<Reloaded, String> {
+        let reloads = self.clone();
+        // The file's drive or server may hang.
+        let reloaded = blocking(move || reloads.try_reload()).await;
         note(&self.0.audit, by, &reloaded);
         reloaded
     }
@@ -73,7 +79,7 @@ impl Reloads {
     pub(crate) async fn watch(self, times: Option<ReloadTimes>) {
         if let Some(times) = times {
             // Errors are logged.
-            times.call(async |by| _ = self.reload(by)).await;
+            times.call(async |by| _ = self.reload(by).await).await;
         }
     }
 }
@@ -97,9 +103,11 @@ fn take_chosen_ports(running: &mut Config, new: &Config) {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
     use larder_protocol::reload::ChangedSetting;
 
     use super::*;
+    use crate::membership::{DurableState, Membership};
 
     #[test]
     fn a_port_that_the_system_chose_may_stand_in_the_file() {
@@ -111,6 +119,22 @@ mod tests {
         new.http.listen.set_port(9_001);
         take_chosen_ports(&mut running, &new);
         assert_ne!(running, new, "that is another port");
+    }
+
+    #[tokio::test]
+    async fn a_reload_that_waits_holds_up_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, config) = (dir.path().join("coordinator.toml"), Config::default());
+        std::fs::write(&path, toml::to_string(&config).unwrap()).unwrap();
+        let membership = Membership::new(config.membership.clone(), DurableState::default(), 0);
+        let file = (ReloadTimes::begin(&path), config);
+        let reloads = Reloads::new(Some(&file), SharedMembership::new(membership), Audit::default());
+        let waits = reloads.0.running.lock().unwrap();
+        let mut reload = std::pin::pin!(reloads.reload("me"));
+        // The wait would have no end if the reload kept this thread.
+        assert_eq!(reload.as_mut().now_or_never(), None);
+        drop(waits);
+        assert_eq!(reload.await.map(|reloaded| reloaded.applied), Ok(Vec::new()));
     }
 
     #[test]

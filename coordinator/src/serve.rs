@@ -97,7 +97,7 @@ impl Server {
             }
             (FollowerMessage::Reload, Role::Admin) => {
                 let by = format!("admin {}", connection.peer().name);
-                let answer = match self.reloads.reload(&by) {
+                let answer = match self.reloads.reload(&by).await {
                     Ok(reloaded) => CoordinatorMessage::Reloaded(Box::new(reloaded)),
                     Err(refused) => CoordinatorMessage::Refused(refused),
                 };

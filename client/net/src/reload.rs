@@ -11,6 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::audit::Audit;
+use crate::blocking::blocking;
 
 /// The times at which a server reads its configuration file again: at every SIGHUP, and when the file changed. A change counts
 /// when two looks in a row agree: a file may be empty, or end midway, while somebody writes it.
@@ -45,8 +46,23 @@ impl ReloadTimes {
     ///
     /// # Cancel safety
     /// Once dropped, it no longer reloads.
-    pub async fn call(self, mut reload: impl AsyncFnMut(&'static str)) {
-        let Self { file, mut hangup, mut known } = self;
+    pub async fn call(self, reload: impl AsyncFnMut(&'static str)) {
+        let file = self.file.clone();
+        // The file's drive or server may hang.
+        let stamp = || {
+            let file = file.clone();
+            blocking(move || stamp(&file))
+        };
+        self.call_by(stamp, reload).await;
+    }
+
+    /// As [`call`](Self::call), with a way to look at the file.
+    async fn call_by<S: Future<Output = Option<Stamp>>>(
+        self,
+        stamp: impl Fn() -> S,
+        mut reload: impl AsyncFnMut(&'static str),
+    ) {
+        let Self { mut hangup, mut known, .. } = self;
         let mut last_look = known;
         let mut look = interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -55,7 +71,7 @@ impl ReloadTimes {
                 Some(()) = next(&mut hangup) => true,
                 _ = look.tick() => false,
             };
-            let now = stamp(&file);
+            let now = stamp().await;
             let has_settled = std::mem::replace(&mut last_look, now) == now;
             if is_told {
                 reload("SIGHUP").await;
@@ -160,12 +176,18 @@ mod tests {
 
     use super::*;
 
+    /// Looks at the file on this thread: only the time of tokio passes.
+    fn looks(file: &Path) -> impl Fn() -> std::future::Ready<Option<Stamp>> {
+        || std::future::ready(stamp(file))
+    }
+
     /// The first cause to read the file again.
     async fn first_cause(times: ReloadTimes) -> &'static str {
         let (tell, mut told) = mpsc::unbounded_channel();
+        let file = times.file().to_owned();
         tokio::select! {
             cause = told.recv() => cause.unwrap(),
-            () = times.call(async |by| _ = tell.send(by)) => unreachable!("it goes on"),
+            () = times.call_by(looks(&file), async |by| _ = tell.send(by)) => unreachable!("it goes on"),
         }
     }
 
@@ -190,7 +212,8 @@ mod tests {
         std::fs::write(&file, "name = \"a\"").unwrap();
         let (tell, mut told) = mpsc::unbounded_channel();
         let content = || std::fs::read_to_string(&file).unwrap();
-        let watch = ReloadTimes::begin(&file).call(async |_| _ = tell.send(content()));
+        let times = ReloadTimes::begin(&file);
+        let watch = times.call_by(looks(&file), async |_| _ = tell.send(content()));
         let write = async {
             for text in ["", "name", "name = \"longer\""] {
                 std::fs::write(&file, text).unwrap();
