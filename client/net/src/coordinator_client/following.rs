@@ -131,6 +131,8 @@ struct Stream {
     next_beat: Duration,
     heard: Duration,
     is_joined: bool,
+    /// Whether the coordinator leads and does not let the node join.
+    is_refused: bool,
     /// Whether the coordinator was told that the node drains.
     told: Option<bool>,
 }
@@ -299,10 +301,12 @@ impl Following {
         Ok(())
     }
 
-    /// Notes that an attempt is over, and why. A node that was refused is not leaderless: it has heard a coordinator that leads.
+    /// Notes that an attempt is over, and why. A node that was refused is not leaderless: it has heard a coordinator that leads. An
+    /// earlier refusal counts no more.
     pub fn failed(&mut self, reason: &str) {
-        let leaderless = (self.node.is_some() && self.known.refused.is_none()).then(|| reason.to_owned());
-        self.has_news |= self.known.leaderless != leaderless;
+        let leaderless = (self.node.is_some() && !self.stream.is_refused).then(|| reason.to_owned());
+        let is_over = leaderless.is_some() && self.known.refused.take().is_some();
+        self.has_news |= is_over || self.known.leaderless != leaderless;
         self.known.leaderless = leaderless;
     }
 
@@ -351,7 +355,7 @@ impl Following {
     }
 
     fn refused(&mut self, retry_after: Duration, reason: String) -> Result<(), Ended> {
-        self.retry_after = Some(retry_after);
+        (self.retry_after, self.stream.is_refused) = (Some(retry_after), true);
         self.has_news |= self.known.refused.as_ref() != Some(&reason);
         self.known.refused = Some(reason.clone());
         Err(Ended::Refused(reason))

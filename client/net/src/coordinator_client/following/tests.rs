@@ -154,7 +154,14 @@ fn a_refused_node_says_why_and_asks_when_it_is_told_to() {
     let ended = following.hear(SECOND, CoordinatorMessage::InUse(in_use)).unwrap_err();
     assert!(ended.to_string().contains("10.0.0.9:1"), "{ended}");
     assert_eq!(following.take_news().and_then(|known| known.refused), Some(ended.to_string()));
+    following.failed(&ended.to_string());
+    assert!(following.take_news().is_none(), "a coordinator leads");
     assert_eq!(following.pause(SECOND), LONGEST_WAIT);
+
+    following.dial(SECOND * 7);
+    following.failed("nobody answers");
+    let known = following.take_news().unwrap();
+    assert_eq!((known.refused, known.leaderless), (None, Some("nobody answers".to_owned())));
 }
 
 #[test]
