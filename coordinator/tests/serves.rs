@@ -1174,9 +1174,7 @@ fn a_coordinator_that_starts_again_waits_for_its_nodes_before_it_yields_to_anoth
         let start = |grace_ms| {
             let mut config = place.config("state.redb", None);
             config.membership.grace_ms = grace_ms;
-            Coordinator::start(move |ready, stop| {
-                actix_rt::System::new().block_on(run(config, ready, stop))
-            })
+            Coordinator::start(move |ready, stop| actix_rt::System::new().block_on(run(config, ready, stop)))
         };
         // A busy machine may let nodes wait.
         let grace_ms = 2_000;

@@ -370,12 +370,11 @@ struct Resolved {
 impl Resolver {
     /// All addresses of these names, each once.
     async fn resolve(&mut self, names: &[String]) -> Vec<SocketAddr> {
-        let known = |name: &String| self.0.get(name).cloned().unwrap_or_default();
-        let before: Vec<Resolved> = names.iter().map(known).collect();
-        let found = names.iter().zip(&before).map(|(name, before)| resolve(name, before.deadline()));
+        let found = names.iter().zip(self.deadlines(names)).map(|(name, deadline)| resolve(name, deadline));
         let found = join_all(found).await;
-        self.0.clear();
-        for ((name, found), Resolved { addresses, in_vain }) in names.iter().zip(found).zip(before) {
+        let before = std::mem::take(&mut self.0);
+        for (name, found) in names.iter().zip(found) {
+            let Resolved { addresses, in_vain } = before.get(name).cloned().unwrap_or_default();
             let resolved = match found {
                 Ok(addresses) => Resolved { addresses, in_vain: 0 },
                 Err(_) => Resolved { addresses, in_vain: in_vain + 1 },
@@ -386,16 +385,20 @@ impl Resolver {
         let addresses = names.iter().flat_map(|name| &self.0[name].addresses).copied();
         addresses.filter(|address| seen.insert(*address)).take(MAX_ADDRESSES).collect()
     }
-}
 
-impl Resolved {
-    /// How long the next resolution may take. While the server of names is silent, a node follows a new leader at the known
-    /// addresses, before it counts as suspect. A server that is slow has more time in each further attempt.
-    fn deadline(&self) -> Duration {
-        match self.addresses.is_empty() {
-            true => RESOLVE_DEADLINE,
-            false => (RESOLVE_AGAIN_DEADLINE * 2_u32.pow(self.in_vain.min(4))).min(RESOLVE_DEADLINE),
-        }
+    /// How long the next resolution of each name may take. While the server of names is silent, a node follows a new leader at the
+    /// known addresses, before it counts as suspect, also if another name never had an address. A server that is slow has more
+    /// time in each further attempt.
+    fn deadlines(&self, names: &[String]) -> Vec<Duration> {
+        let has_address = |name: &String| {
+            let is_resolved = self.0.get(name).is_some_and(|known| !known.addresses.is_empty());
+            is_resolved || name.parse::<SocketAddr>().is_ok()
+        };
+        let deadline: fn(u32) -> Duration = match names.iter().any(has_address) {
+            true => |in_vain| (RESOLVE_AGAIN_DEADLINE * 2_u32.pow(in_vain.min(4))).min(RESOLVE_DEADLINE),
+            false => |_| RESOLVE_DEADLINE,
+        };
+        names.iter().map(|name| deadline(self.0.get(name).map_or(0, |known| known.in_vain))).collect()
     }
 }
 
@@ -413,7 +416,7 @@ pub const MAX_ADDRESSES: usize = 16;
 /// How long the resolution of a name may take.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long it may take at first, if addresses of the name are known.
+/// How long it may take at first, if an address of any coordinator is known.
 const RESOLVE_AGAIN_DEADLINE: Duration = Duration::from_millis(500);
 
 /// How long a handshake may take.
@@ -447,8 +450,21 @@ mod tests {
         let found = [address, "127.0.0.1:8".parse().unwrap()];
         assert_eq!(resolver.resolve(&names).await, found);
         assert_eq!(resolver.resolve(&names).await, found);
-        let deadlines = ["lost", "127.0.0.1:8"].map(|name| resolver.0[name].deadline());
+        let deadlines = resolver.deadlines(&names[..2]);
         assert_eq!(deadlines, [4 * RESOLVE_AGAIN_DEADLINE, RESOLVE_AGAIN_DEADLINE]);
-        assert_eq!(Resolved::default().deadline(), RESOLVE_DEADLINE);
+    }
+
+    #[test]
+    fn a_name_that_never_had_an_address_delays_the_others_little() {
+        let mut resolver = Resolver::default();
+        let deadlines = |resolver: &Resolver, names: &[&str]| {
+            resolver.deadlines(&names.iter().map(|&it| it.into()).collect::<Vec<_>>())
+        };
+        assert_eq!(deadlines(&resolver, &["new:1", "new:2"]), [RESOLVE_DEADLINE; 2], "there is no other");
+        assert_eq!(deadlines(&resolver, &["new:1", "127.0.0.1:8"]), [RESOLVE_AGAIN_DEADLINE; 2]);
+        let addresses = vec!["127.0.0.1:7".parse().unwrap()];
+        resolver.0.insert("known:1".to_owned(), Resolved { addresses, in_vain: 0 });
+        resolver.0.insert("new:1".to_owned(), Resolved { addresses: Vec::new(), in_vain: 9 });
+        assert_eq!(deadlines(&resolver, &["new:1", "known:1"]), [RESOLVE_DEADLINE, RESOLVE_AGAIN_DEADLINE]);
     }
 }
