@@ -64,17 +64,19 @@ async fn renew_from<R: Future<Output = Result<Pem, CredentialsError>>>(
                 continue;
             }
         };
-        let now = SystemTime::now();
-        if let Err(error @ (InspectError::Expired { .. } | InspectError::NotYet { .. })) =
-            inspect_at(&pem, now)
-            && files_in_use.as_ref().is_some_and(|pem| inspect_at(pem, now).is_ok())
-        {
-            if refused.as_ref() != Some(&pem) {
-                tracing::warn!(%error, "the new certificate is not valid now: the old one stays in use");
-                refused = Some(pem);
+        let pem = match better(&pem, files_in_use.as_ref(), SystemTime::now()) {
+            Some((better, error)) => {
+                if refused.as_ref() != Some(&pem) {
+                    tracing::warn!(%error, "others would refuse the new certificate: the old one stays in use");
+                    refused = Some(pem);
+                }
+                if is(&better, in_use) {
+                    continue;
+                }
+                better
             }
-            continue;
-        }
+            None => pem,
+        };
         let [ca, certificate, key] = &pem;
         match Credentials::from_pem(ca, certificate, key) {
             Ok(new) if new.identity() == credentials.identity() => {
@@ -94,6 +96,22 @@ async fn renew_from<R: Future<Output = Result<Pem, CredentialsError>>>(
             }
         }
     }
+}
+
+/// What to use instead of new files whose certificate others would refuse, and why; `None` if nothing is better. If no authority
+/// of the new files has issued their certificate, the one in use goes on with the new authorities, so that an authority that was
+/// taken from them is trusted no more.
+fn better(new: &Pem, in_use: Option<&Pem>, now: SystemTime) -> Option<(Pem, InspectError)> {
+    let (in_use, error) = (in_use?, inspect_at(new, now).err()?);
+    let better = match error {
+        InspectError::Credentials(_) => return None,
+        InspectError::Expired { .. } | InspectError::NotYet { .. } => in_use.clone(),
+        InspectError::UnknownIssuer | InspectError::Refused { .. } => {
+            let ([ca, ..], [_, certificate, key]) = (new.clone(), in_use.clone());
+            [ca, certificate, key]
+        }
+    };
+    inspect_at(&better, now).is_ok().then_some((better, error))
 }
 
 /// Judges the certificate in use as others would.

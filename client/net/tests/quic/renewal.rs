@@ -53,13 +53,41 @@ async fn is_taken(ca: &Ca, server: &Endpoint) -> bool {
 }
 
 #[tokio::test]
-async fn new_files_are_used_for_new_connections_and_bad_ones_change_nothing() {
+async fn a_certificate_of_an_authority_that_is_not_trusted_waits_for_that_authority() {
     let dir = tempfile::tempdir().unwrap();
-    let (first, second, files) = (Ca::new(), Ca::new(), files(dir.path()));
+    let (own, stolen, other, files) = (Ca::new(), Ca::new(), Ca::new(), files(dir.path()));
     let node = Identity::new(Role::Node, "node-0");
-    write(&first, &node, &files);
+    write(&own, &node, &files);
+    fs::write(&files.ca, format!("{}{}", own.1, stolen.1)).unwrap();
     let credentials = Credentials::load(&files).unwrap();
     let server = bind(&credentials);
+    let (every, (tell, mut told)) = (Duration::from_millis(5), tokio::sync::mpsc::unbounded_channel());
+    let renewed = server.clone();
+    let renew = move |new: &Credentials| {
+        renewed.renew(new);
+        tell.send(()).unwrap();
+    };
+    tokio::spawn(renew_when_changed(files.clone(), credentials, every, renew, |_| ()));
+    accept_all(&server);
+    assert!(is_taken(&own, &server).await);
+
+    let issued = other.0.issue(&node, Validity::days(1)).unwrap();
+    fs::write(&files.certificate, issued.certificate_pem).unwrap();
+    fs::write(&files.key, issued.key_pem).unwrap();
+    for _ in 0..20 {
+        assert!(is_taken(&own, &server).await, "the certificate in use is fine");
+    }
+    assert!(told.try_recv().is_err());
+    fs::write(&files.ca, &own.1).unwrap();
+    told.recv().await.unwrap();
+    assert!(is_taken(&own, &server).await, "the old certificate goes on, with the new authorities");
+    fs::write(&files.ca, &other.1).unwrap();
+    told.recv().await.unwrap();
+    assert!(is_taken(&other, &server).await);
+}
+
+/// Lets in everybody that the server accepts.
+fn accept_all(server: &Endpoint) {
     let accepting = server.clone();
     tokio::spawn(async move {
         while let Some(incoming) = accepting.accept().await {
@@ -70,6 +98,17 @@ async fn new_files_are_used_for_new_connections_and_bad_ones_change_nothing() {
             });
         }
     });
+}
+
+#[tokio::test]
+async fn new_files_are_used_for_new_connections_and_bad_ones_change_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, second, files) = (Ca::new(), Ca::new(), files(dir.path()));
+    let node = Identity::new(Role::Node, "node-0");
+    write(&first, &node, &files);
+    let credentials = Credentials::load(&files).unwrap();
+    let server = bind(&credentials);
+    accept_all(&server);
     let every = Duration::from_millis(5);
     let renewed = server.clone();
     let renew = move |new: &Credentials| renewed.renew(new);
