@@ -49,7 +49,7 @@ pub trait Register {
 /// The register has a record that no coordinator can have written. After its term there would be no further one.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the election's record has the impossible term {0}: delete the record, and a coordinator makes it again"
+    "the election's record has the impossible term {0}: delete the record, and a coordinator makes it again; of a Lease, delete the annotation larder/record and spec.holderIdentity"
 )]
 struct Implausible(u64);
 

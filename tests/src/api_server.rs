@@ -172,6 +172,13 @@ impl ApiServer {
         self.state().keep(name, None, lease);
     }
 
+    /// Changes a Lease by a merge patch, as an operator does with `kubectl`.
+    pub fn patch(&self, name: &str, patch: &Value) {
+        let mut lease = self.lease(name).unwrap_or_default();
+        merge(&mut lease, patch);
+        self.put(name, lease);
+    }
+
     /// Deletes a Lease, as an operator does with `kubectl`.
     pub fn delete(&self, name: &str) {
         self.state().leases.remove(name);

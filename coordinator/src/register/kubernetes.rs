@@ -118,7 +118,8 @@ impl Kubernetes {
         let record = match lease.annotations().get(ANNOTATION) {
             Some(text) => serde_json::from_str(text).map_err(|error| {
                 Failure::because(error, format!(
-                    "the annotation {ANNOTATION} of the Lease {name} in the namespace {namespace} is damaged: take it away, and the coordinators elect a leader anew"
+                    "the annotation {ANNOTATION} of the Lease {name} in the namespace {namespace} is damaged: free the Lease, and the coordinators elect a leader anew: {}",
+                    self.free()
                 ))
             })?,
             // Somebody has made the Lease for the coordinators.
@@ -126,11 +127,20 @@ impl Kubernetes {
         };
         if !holder.is_empty() && holder != record.holder.peer {
             return Err(format!(
-                "the Lease {name} in the namespace {namespace} is held by `{holder}`, which is no coordinator of Larder: set `[election] name` to another name"
+                "the Lease {name} in the namespace {namespace} is held by `{holder}`, and its annotation {ANNOTATION} does not say so: if that is another program, set `[election] name` to another name; if it is a coordinator of Larder, free the Lease: {}",
+                self.free()
             )
             .into());
         }
         Ok(record)
+    }
+
+    /// The command that frees the Lease. The holder and the record go together: neither is believed without the other.
+    fn free(&self) -> String {
+        let Self { name, namespace, .. } = self;
+        let patch =
+            json!({"metadata": {"annotations": {ANNOTATION: null}}, "spec": {"holderIdentity": null}});
+        format!("kubectl --namespace {namespace} patch lease {name} --type merge -p '{patch}'")
     }
 }
 

@@ -370,12 +370,29 @@ mod kubernetes {
         assert!(said.contains("there is no namespace nowhere"), "{said}");
         world.api.put("foreign", json!({"spec": {"holderIdentity": "kube-scheduler-0"}}));
         let said = refused(&ALL_RIGHTS, NAMESPACE, "foreign", false);
-        assert!(said.contains("held by `kube-scheduler-0`, which is no coordinator"), "{said}");
+        assert!(said.contains("held by `kube-scheduler-0`") && said.contains("another program"), "{said}");
         world.api.put("damaged", json!({"metadata": {"annotations": {"larder/record": "{}"}}}));
         let said = refused(&ALL_RIGHTS, NAMESPACE, "damaged", false);
         assert!(said.contains("the annotation larder/record of the Lease damaged"), "{said}");
         let config = run(Kubernetes::new(Some(Path::new("/nowhere/kubeconfig")), LEASE.into()));
         assert_eq!(config.err().unwrap().to_string(), "cannot use the kubeconfig /nowhere/kubeconfig");
+    }
+
+    #[test]
+    fn a_lease_whose_record_is_damaged_or_gone_is_free_after_the_command_that_the_error_names() {
+        for broken in [json!("{}"), Value::Null] {
+            let world = world();
+            let register = world.own();
+            run(register.write(&record(1, 0), None)).unwrap().unwrap();
+            world.api.patch(LEASE, &json!({"metadata": {"annotations": {"larder/record": broken}}}));
+            let said = run(register.read()).unwrap_err().to_string();
+            let command = format!("kubectl --namespace {NAMESPACE} patch lease {LEASE} --type merge -p '");
+            let patch = said.split_once(&command).and_then(|(_, patch)| patch.strip_suffix('\'')).unwrap();
+            world.api.patch(LEASE, &serde_json::from_str(patch).unwrap());
+            let (version, found) = run(register.read()).unwrap().unwrap();
+            assert_eq!(found, Record::default(), "{said}");
+            run(register.write(&record(2, 0), Some(&version))).unwrap().unwrap();
+        }
     }
 
     #[test]
