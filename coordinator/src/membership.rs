@@ -48,6 +48,9 @@ pub struct DurableState {
     /// it.
     #[rkyv(with = rkyv::with::Skip)]
     pub lost: Vec<Lost>,
+    /// The lives of nodes that were removed, by node name, unless a later life is known. No part of the archive, either.
+    #[rkyv(with = rkyv::with::Skip)]
+    pub void: Vec<(String, u64)>,
 }
 
 /// The members of the cluster.
@@ -197,13 +200,16 @@ struct Given {
 impl Membership {
     /// Continues from an earlier coordinator's state, or from nothing.
     pub fn new(patience: Patience, state: DurableState, now: Millis) -> Self {
-        let DurableState { table, numbers, lost } = state;
+        let DurableState { table, numbers, lost, void } = state;
         let is_member = |name: &str| table.members.iter().any(|member| member.name == name);
         let again = lost.into_iter().filter(|lost| !is_member(&lost.member.name));
         // The clock may have been set back.
         let again = again.map(|lost| Lost { removed: lost.removed.min(now), ..lost });
         let mut numbers = given(numbers, &table);
-        let again = again.inspect(|lost| note_void(&mut numbers, &lost.member));
+        void.iter().for_each(|(name, incarnation)| note_void(&mut numbers, name, *incarnation));
+        // Files of earlier versions lack the lives.
+        let again =
+            again.inspect(|Lost { member, .. }| note_void(&mut numbers, &member.name, member.incarnation));
         let mut lost = LostMembers::default();
         lost.add(again, now, patience.remember_lost_ms);
         let known = |member: &Member| {
@@ -504,10 +510,12 @@ impl Membership {
 
     /// The state to keep.
     pub fn state(&self) -> DurableState {
+        let void = self.numbers.iter().filter(|(_, given)| given.is_void);
+        let void = void.map(|(name, given)| (name.clone(), given.incarnation)).collect();
         let mut numbers: Vec<_> = self.numbers.iter().collect();
         numbers.sort_by_key(|(_, given)| (self.members.contains_key(&given.number), given.left));
         let numbers = numbers.into_iter().map(|(name, given)| (name.clone(), given.number)).collect();
-        DurableState { table: (*self.table).clone(), numbers, lost: self.lost.all() }
+        DurableState { table: (*self.table).clone(), numbers, lost: self.lost.all(), void }
     }
 
     /// The time for which members of the last table may still come back before their silence counts.
@@ -686,7 +694,8 @@ impl Membership {
         let gone: Vec<NodeNumber> =
             self.members.iter().filter(|(_, known)| is_gone(known)).map(|(&number, _)| number).collect();
         let removed = gone.iter().filter_map(|number| self.members.remove(number));
-        let removed = removed.inspect(|known| note_void(&mut self.numbers, &known.member));
+        let removed = removed
+            .inspect(|known| note_void(&mut self.numbers, &known.member.name, known.member.incarnation));
         let (left, lost): (Vec<_>, Vec<_>) = removed.partition(KnownMember::may_have_left);
         self.counts.leaves += left.len() as u64;
         self.counts.removals += lost.len() as u64;
@@ -732,9 +741,9 @@ fn given(numbers: Vec<(String, NodeNumber)>, table: &Table) -> BTreeMap<String, 
 }
 
 /// Notes that this life of a node was removed.
-fn note_void(numbers: &mut BTreeMap<String, Given>, gone: &Member) {
-    if let Some(given) = numbers.get_mut(&gone.name).filter(|given| given.incarnation <= gone.incarnation) {
-        (given.incarnation, given.is_void) = (gone.incarnation, true);
+fn note_void(numbers: &mut BTreeMap<String, Given>, name: &str, incarnation: u64) {
+    if let Some(given) = numbers.get_mut(name).filter(|given| given.incarnation <= incarnation) {
+        (given.incarnation, given.is_void) = (incarnation, true);
     }
 }
 

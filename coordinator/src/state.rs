@@ -107,7 +107,7 @@ impl StateFile {
             open(path)
         };
         // The store panics over some kinds of damage.
-        let Opened { database, state, lost } =
+        let Opened { database, state, lost, void } =
             catch_unwind(open).map_err(|_| damaged())?.map_err(unopened)?;
         let mut state = match state {
             None => DurableState::default(),
@@ -118,6 +118,10 @@ impl StateFile {
         if let Some(bytes) = lost {
             let lost = rkyv::from_bytes::<Vec<Lost>, rancor::Error>(&aligned(&bytes));
             state.lost = lost.map_err(|_| damaged())?;
+        }
+        if let Some(bytes) = void {
+            let void = rkyv::from_bytes::<Vec<(String, u64)>, rancor::Error>(&aligned(&bytes));
+            state.void = void.map_err(|_| damaged())?;
         }
         state.table = v1::table_today(state.table);
         if !state.table.is_consistent() {
@@ -134,10 +138,12 @@ impl StateFile {
         let damaged = |_| damaged(&self.path);
         let bytes = rkyv::to_bytes::<rancor::Error>(state).map_err(damaged)?;
         let lost = rkyv::to_bytes::<rancor::Error>(&state.lost).map_err(damaged)?;
+        let void = rkyv::to_bytes::<rancor::Error>(&state.void).map_err(damaged)?;
         let write = || -> Result<(), redb::Error> {
             let write = self.database.begin_write()?;
             write.open_table(TABLE)?.insert(KEY, bytes.as_slice())?;
             write.open_table(TABLE)?.insert(LOST_KEY, lost.as_slice())?;
+            write.open_table(TABLE)?.insert(VOID_KEY, void.as_slice())?;
             write.commit()?;
             Ok(())
         };
@@ -179,6 +185,7 @@ struct Opened {
     database: Database,
     state: Option<Vec<u8>>,
     lost: Option<Vec<u8>>,
+    void: Option<Vec<u8>>,
 }
 
 /// Opens the store in a file.
@@ -193,8 +200,8 @@ fn open(path: &Path) -> Result<Opened, redb::Error> {
     let read = database.begin_read()?;
     let table = read.open_table(TABLE)?;
     let bytes = |key| Ok::<_, redb::Error>(table.get(key)?.map(|value| value.value().to_vec()));
-    let (state, lost) = (bytes(KEY)?, bytes(LOST_KEY)?);
-    Ok(Opened { database, state, lost })
+    let (state, lost, void) = (bytes(KEY)?, bytes(LOST_KEY)?, bytes(VOID_KEY)?);
+    Ok(Opened { database, state, lost, void })
 }
 
 /// How long an elected coordinator waits for the disk. Then it ends, so that another leads.
@@ -203,6 +210,7 @@ pub const DISK_PATIENCE: Duration = Duration::from_secs(10);
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("larder coordinator 1");
 const KEY: &str = "state";
 const LOST_KEY: &str = "lost, and since when";
+const VOID_KEY: &str = "lives that were removed";
 
 #[cfg(test)]
 mod tests {
@@ -220,21 +228,24 @@ mod tests {
         let numbers = vec![("a".into(), NodeNumber(4))];
         let members = golden(PARTITIONS.into()).table.members.into_iter();
         let lost = members.map(|member| Lost { member, heard: 3, removed: 4 }).collect();
-        let state = DurableState { table, numbers, lost };
+        let void = vec![("a".into(), 7)];
+        let state = DurableState { table, numbers, lost, void };
         file.write(&state).unwrap();
         drop(file);
         assert_eq!(StateFile::open(&path).unwrap().1, state);
     }
 
     #[test]
-    fn a_file_without_lost_members_is_read() {
+    fn a_file_without_lost_members_and_lives_that_were_removed_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.redb");
         let (file, _) = StateFile::open(&path).unwrap();
         let state = DurableState { numbers: vec![("a".into(), NodeNumber(4))], ..DurableState::default() };
         file.write(&state).unwrap();
         let write = file.database.begin_write().unwrap();
-        write.open_table(TABLE).unwrap().remove(LOST_KEY).unwrap();
+        for key in [LOST_KEY, VOID_KEY] {
+            write.open_table(TABLE).unwrap().remove(key).unwrap();
+        }
         write.commit().unwrap();
         drop(file);
         assert_eq!(StateFile::open(&path).unwrap().1, state);
@@ -287,7 +298,7 @@ mod tests {
             (0..partitions).map(|partition| NodeNumber([1, 2, 4][partition * 3 / partitions])).collect();
         let table = Table { epoch: Epoch { term: 7, number: 42 }, members, homes };
         let number = |number| (format!("node-{number}"), NodeNumber(number));
-        DurableState { table, numbers: [3, 1, 2, 4].map(number).into(), lost: Vec::new() }
+        DurableState { table, numbers: [3, 1, 2, 4].map(number).into(), ..DurableState::default() }
     }
 
     /// A file that a release wrote, from its lines: `OFFSET BYTES`, both in hex. Lines that equal the one before are left out.

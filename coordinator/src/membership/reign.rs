@@ -190,7 +190,7 @@ impl Membership {
             |name: &str| self.members.values().any(|known| !known.is_awaited && known.member.name == name);
         let is_here = |name: &str| names.contains_key(name) || has_joined(name);
         for member in self.table.members.iter().filter(|member| !is_here(&member.name)) {
-            note_void(&mut self.numbers, member);
+            note_void(&mut self.numbers, &member.name, member.incarnation);
         }
         let last = self.table.epoch;
         let is_next = epoch.term == last.term && epoch.number == last.number + 1;
