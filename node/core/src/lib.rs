@@ -1,8 +1,8 @@
 //! The decisions of a Larder node, without IO: no thread, socket, file or clock. Time is an argument.
 //!
 //! A [`Core`] decides for one actor. Its shell tells it each event ([`Core::handle`]) and performs its effects
-//! ([`Core::poll_effect`], until none is left). The shell also reports that time has passed, at [`Core::next_deadline`] and a
-//! few times a second:
+//! ([`Core::poll_effect`], until none is left). The shell also reports that time has passed, at [`Core::next_deadline`]
+//! ([`alarm`]) and a few times a second:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -21,6 +21,7 @@
 //! `copies` (copies and checksums of bytes), `device` (GPU copies), `bring` (where chunks come from), [`tiers`] (disk and object
 //! store) and `announce` (what others hear). The [`directory`] and the [`exchange`] of a node are cores of their own.
 
+pub mod alarm;
 mod announce;
 mod bring;
 pub mod cause;

@@ -122,13 +122,13 @@ impl GpuActor {
         ctx: &mut Context<Self>,
         after: Duration,
         what: impl FnOnce(&mut Self, &mut Context<Self>) + 'static,
-    ) {
+    ) -> SpawnHandle {
         let life = self.lives.number;
         ctx.run_later(after, move |actor, ctx| {
             if actor.lives.number == life {
                 actor.guard(ctx, what);
             }
-        });
+        })
     }
 
     /// Drops this life's decisions, and begins another life.

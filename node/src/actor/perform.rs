@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::stream;
+use larder_core::alarm::AlarmClock;
 use larder_core::reports::Reporter;
 use larder_core::store::PurgedPage;
 use larder_core::store::ids::SessionId;
@@ -41,8 +42,10 @@ pub(super) struct Pending {
     pub(super) takes: HashMap<TakeNumber, oneshot::Sender<Taken>>,
     /// The result of the last page of a purge.
     pub(super) purged: Option<(PurgedPage, u64)>,
-    /// The time of the earliest alarm that is set for the core.
-    alarm: Option<Duration>,
+    /// The alarm that is set for the core.
+    alarm: AlarmClock,
+    /// Its timer.
+    timer: Option<SpawnHandle>,
 }
 
 /// The means to change an order while it is carried out.
@@ -111,14 +114,22 @@ impl GpuActor {
             // In every life: the arena needs the memory, whichever life ordered it.
             self.hear(ctx, stream::once(renewed), Self::renewed);
         }
-        let Some(at) = self.core.next_deadline() else { return };
-        if self.pending.alarm.is_none_or(|alarm| at < alarm) {
-            self.pending.alarm = Some(at);
-            self.later(ctx, at.saturating_sub(self.hands.clock.elapsed()), |actor, ctx| {
-                actor.pending.alarm = None;
+        self.set_alarm(ctx);
+    }
+
+    /// Sets the alarm for the core's next deadline, unless it is set for then or for an earlier time.
+    fn set_alarm(&mut self, ctx: &mut Context<Self>) {
+        let Some(at) = self.pending.alarm.set(self.core.next_deadline()) else { return };
+        let timer = self.later(ctx, at.saturating_sub(self.hands.clock.elapsed()), move |actor, ctx| {
+            // A timer that was cancelled a moment ago may still come.
+            if actor.pending.alarm.rings(at) {
+                actor.pending.timer = None;
                 actor.decide(Event::Alarm, ctx);
-            });
-        }
+            }
+        });
+        // The actor polls every timer that is left, whenever it does anything.
+        let later = self.pending.timer.replace(timer);
+        later.into_iter().for_each(|later| _ = ctx.cancel_future(later));
     }
 
     /// Performs the effects of events told before and of direct calls to the store.

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_core::alarm::AlarmClock;
 use larder_core::directory::Changes;
 use larder_core::store::ids::{ProcessId, SessionId};
 use larder_core::store::{
@@ -57,7 +58,9 @@ pub(crate) struct Actor {
     pub(crate) from_siblings: BTreeMap<(u64, OrderNumber), Vec<Destination>>,
     pub(crate) disk: Option<Tier>,
     pub(crate) gpu: Gpu,
-    alarm: Option<Duration>,
+    alarm: AlarmClock,
+    /// The time of the alarm that was planned last, until it rings.
+    pub(crate) planned_alarm: Option<Duration>,
     /// Events that followers got.
     told: u64,
 }
@@ -83,7 +86,8 @@ impl Actor {
             from_siblings: BTreeMap::new(),
             disk: None,
             gpu: Gpu::default(),
-            alarm: None,
+            alarm: AlarmClock::default(),
+            planned_alarm: None,
             told: 0,
         }
     }
@@ -140,11 +144,11 @@ impl World {
                 self.return_extents(at);
                 self.tell(at, Event::Tick);
             }
-            ActorHappening::Alarm => {
-                if let Some(actor) = self.actor(at) {
-                    actor.alarm = None;
+            ActorHappening::Alarm(due) => {
+                if self.actor(at).is_some_and(|actor| actor.alarm.rings(due)) {
+                    self.alarm_rings(at, due);
+                    self.tell(at, Event::Alarm);
                 }
-                self.tell(at, Event::Alarm);
             }
             ActorHappening::InLife(life, event) => self.tell_in_life(at, life, event),
             ActorHappening::Copied(life, copying) => self.copied(at, life, copying),
@@ -268,11 +272,10 @@ impl World {
         self.check_store(at);
         let now = self.local(at.life.host);
         let Some(actor) = self.actor(at) else { return };
-        let Some(due) = actor.core.next_deadline() else { return };
-        if actor.alarm.is_none_or(|alarm| due < alarm) {
-            actor.alarm = Some(due);
+        if let Some(due) = actor.alarm.set(actor.core.next_deadline()) {
+            actor.planned_alarm = Some(due);
             let after = due.saturating_sub(now) + Duration::from_micros(1);
-            self.plan_actor(at, after, ActorHappening::Alarm);
+            self.plan_actor(at, after, ActorHappening::Alarm(due));
         }
     }
 

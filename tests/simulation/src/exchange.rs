@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_core::alarm::AlarmClock;
 use larder_core::directory::Outgoing;
 use larder_core::exchange::{BusyPause, Effect, PeerId, RequestId, Turn, Wanted as WantedBytes};
 use larder_core::store::{Checksums, Offered, Wanted};
@@ -66,7 +67,7 @@ pub(crate) struct Asking {
     pub(crate) follows: BTreeMap<u64, crate::follow::Following>,
     /// Number of packets that came, by host.
     came: BTreeMap<usize, u64>,
-    alarm: Option<Duration>,
+    alarm: AlarmClock,
 }
 
 /// The use of an answer.
@@ -197,18 +198,18 @@ impl World {
             }
         }
         let Some(process) = self.process(life) else { return };
-        let Some(due) = process.exchange.next_deadline() else { return };
-        if process.asking.alarm.is_none_or(|alarm| due < alarm) {
-            process.asking.alarm = Some(due);
+        if let Some(due) = process.asking.alarm.set(process.exchange.next_deadline()) {
             let after = due.saturating_sub(self.local(life.host)) + Duration::from_micros(1);
-            self.plan_local(life, after, Own::ExchangeAlarm);
+            self.plan_local(life, after, Own::ExchangeAlarm(due));
         }
     }
 
-    pub(crate) fn exchange_alarm(&mut self, life: Life) {
+    pub(crate) fn exchange_alarm(&mut self, life: Life, due: Duration) {
         let now = self.local(life.host);
         let Some(process) = self.process(life) else { return };
-        process.asking.alarm = None;
+        if !process.asking.alarm.rings(due) {
+            return;
+        }
         process.exchange.tick(now);
         self.exchange_wants(life);
     }

@@ -22,6 +22,14 @@ impl World {
         }
     }
 
+    /// An alarm of an actor rings: it must be the one that was planned last, since at most one is set at a time.
+    pub(crate) fn alarm_rings(&mut self, at: At, due: Duration) {
+        let planned = self.actor(at).and_then(|actor| actor.planned_alarm.take());
+        if planned != Some(due) {
+            self.violate(|| format!("{at:?}: an alarm for {due:?} rings beside the one for {planned:?}"));
+        }
+    }
+
     /// Somebody received bytes with a wrong checksum: bits must have been flipped.
     pub(crate) fn saw_damage(&mut self, life: Life, from: usize) {
         if !self.flips_memory() {

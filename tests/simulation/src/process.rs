@@ -71,8 +71,8 @@ pub(crate) enum Own {
     DirectoryTick,
     /// The directory forgets old doubts.
     SlowTick,
-    /// The exchange's alarm is due.
-    ExchangeAlarm,
+    /// The exchange's alarm of this time rings, unless another took its place.
+    ExchangeAlarm(Duration),
     /// The coordinators are dialled.
     Dial,
     /// A heartbeat is due, or an answer to one.
@@ -306,7 +306,7 @@ impl World {
                 self.plan_local(life, SLOW_TICK, Own::SlowTick);
                 self.directory_slow_tick(life);
             }
-            Own::ExchangeAlarm => self.exchange_alarm(life),
+            Own::ExchangeAlarm(due) => self.exchange_alarm(life, due),
             Own::Dial => self.dial_coordinators(life),
             Own::Beat(alarm) => self.beat(life, alarm),
             Own::DialLate(stream) => self.dial_is_late(life, stream),

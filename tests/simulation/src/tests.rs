@@ -122,6 +122,15 @@ fn leftovers_at_rest_are_seen() {
 }
 
 #[test]
+fn an_alarm_beside_another_is_seen() {
+    let said = violation(cluster(1), |world| {
+        let at = At { life: first_life(world), actor: 0 };
+        world.alarm_rings(at, Duration::ZERO);
+    });
+    assert!(said.contains("rings beside"), "{said}");
+}
+
+#[test]
 fn a_request_without_an_answer_is_seen() {
     let said = violation(cluster(1), |world| {
         // Sooner or later, an engine has waited for a moment.

@@ -104,7 +104,8 @@ pub(crate) enum Happening {
 /// An event of an actor.
 pub(crate) enum ActorHappening {
     Tick,
-    Alarm,
+    /// The alarm of this time rings, unless another took its place.
+    Alarm(Duration),
     /// The result of an effect that was carried out elsewhere, in a life of the store.
     InLife(u64, Event),
     /// A copy has ended.
