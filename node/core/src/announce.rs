@@ -25,6 +25,8 @@ pub(crate) struct Untold {
     sequence: u64,
     /// The position in a full announcement, after changes were lost.
     resync: Option<Resync>,
+    /// The number of the last full announcement, whether it has ended or not.
+    resyncs: u64,
     tell_at: Option<Duration>,
 }
 
@@ -37,11 +39,20 @@ struct Resync {
     has_begun: bool,
 }
 
+/// Where a full announcement goes on after a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NextPage {
+    /// The number of the full announcement.
+    resync: u64,
+    /// Position of the next page in the store; `None` after the last.
+    from: Option<usize>,
+}
+
 impl Untold {
-    /// Forgets everything that was told. The numbers of events go on.
+    /// Forgets everything that was told. Numbers go on.
     pub(crate) fn begin_anew(&mut self) {
-        let (sequence, resync) = (self.sequence, Some(Resync::default()));
-        *self = Self { sequence, resync, ..Self::default() };
+        *self = Self { sequence: self.sequence, resyncs: self.resyncs, ..Self::default() };
+        self.lost();
     }
 
     /// When the next message is due.
@@ -51,6 +62,7 @@ impl Untold {
 
     /// Notes that the directory knows nothing of this actor.
     pub(crate) fn lost(&mut self) {
+        self.resyncs += 1;
         self.resync = Some(Resync::default());
     }
 }
@@ -116,14 +128,18 @@ impl Core {
             self.untold.resync = None;
             return;
         };
-        let (chunks, next) = self.store.held_from(resync.from, RESYNC_CHUNKS);
-        let page = Page { is_first: !resync.has_begun, chunks, is_last: next.is_none() };
+        let (chunks, from) = self.store.held_from(resync.from, RESYNC_CHUNKS);
+        let page = Page { is_first: !resync.has_begun, chunks, is_last: from.is_none() };
+        let next = NextPage { resync: self.untold.resyncs, from };
         self.effects.push_back(Effect::AnnouncePage { page, next });
     }
 
-    /// Notes that a page was taken, and where the next page begins.
-    pub(crate) fn page_announced(&mut self, next: Option<usize>) {
-        self.untold.resync = next.map(|from| Resync { from, has_begun: true });
+    /// Notes that a page was taken, and where the next page begins. If the directory has lost everything since the page was made,
+    /// the announcement begins with the first page all the same.
+    pub(crate) fn page_announced(&mut self, next: NextPage) {
+        if next.resync == self.untold.resyncs {
+            self.untold.resync = next.from.map(|from| Resync { from, has_begun: true });
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use larder_protocol::session::{Checked, Found, Lookup, Response};
 use larder_protocol::table::Holder;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
+use crate::announce::NextPage;
 use crate::cause::Cause;
 use crate::directory::Page;
 use crate::event::{
@@ -215,8 +216,8 @@ pub enum Effect {
     AnnouncePage {
         /// The page.
         page: Page,
-        /// Position of the next page; `None` after the last.
-        next: Option<usize>,
+        /// Where the announcement goes on.
+        next: NextPage,
     },
     /// Tells the directory that some of a holder's rows are wrong.
     Stale {

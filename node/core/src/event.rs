@@ -11,6 +11,7 @@ use larder_protocol::session::Request;
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
+use crate::announce::NextPage;
 use crate::cause::Cause;
 use crate::directory::{Changes, Holders};
 use crate::reports::Reporter;
@@ -322,8 +323,8 @@ pub enum Event {
     Announced(Announced),
     /// The directory took a page of all that is held.
     PageAnnounced {
-        /// Position of the next page; `None` after the last.
-        next: Option<usize>,
+        /// The page's [`Effect::AnnouncePage`](crate::Effect::AnnouncePage) has it.
+        next: NextPage,
     },
     /// Time has passed. The shell sends this event a few times a second.
     Tick,

@@ -55,6 +55,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use announce::NextPage;
 pub use bring::{Offer, Sources};
 pub use device::{DeviceLimits, SESSION_WORDS, Tensors};
 pub use drain::DrainProgress;

@@ -1,9 +1,9 @@
 //! Tests of announcements of gained and lost chunks, and of the end of chunks that moved.
 
 use super::*;
-use crate::Announced;
 use crate::directory::{Changes, Page};
 use crate::store::{Change, ChangeKind};
+use crate::{Announced, NextPage};
 
 /// The time until a message is due.
 const SOON: Duration = Duration::from_millis(3);
@@ -25,7 +25,7 @@ fn names(changes: &[Change]) -> Vec<ChunkHash> {
     changes.iter().map(|change| change.chunk.hash).collect()
 }
 
-fn page(w: &mut World) -> (Page, Option<usize>) {
+fn page(w: &mut World) -> (Page, NextPage) {
     match w.next() {
         Effect::AnnouncePage { page, next } => (page, next),
         other => panic!("{other:?}"),
@@ -86,8 +86,8 @@ fn a_directory_that_lost_something_is_told_all_that_is_held() {
         w.put("b");
         due(&mut w);
         assert!(!changed(&mut w).3, "the page has it");
-        let (told, next) = page(&mut w);
-        assert_eq!((told.is_first, told.is_last, told.chunks.len(), next), (true, true, 2, None));
+        let (told, _) = page(&mut w);
+        assert_eq!((told.is_first, told.is_last, told.chunks.len()), (true, true, 2));
         w.tell(Event::Announced(Announced::Full(Changes::Page(told))));
         due(&mut w);
         let (told, next) = page(&mut w);
@@ -102,8 +102,8 @@ fn a_directory_that_lost_something_is_told_all_that_is_held() {
     }
 }
 
-#[test]
-fn what_changes_between_two_pages_is_told_between_them() {
+/// A core that holds more chunks than a page, and has told the directory of them.
+fn with_more_than_a_page() -> World {
     let most = StoreLimits { extents: 600, capacity_chunks: None, ..limits() };
     let limits = StoreLimits { disk: None, object: None, ..most };
     let mut w = World { sees_news: true, ..World::with(limits, PEERS) };
@@ -113,6 +113,34 @@ fn what_changes_between_two_pages_is_told_between_them() {
     (0..1_100).for_each(|at| w.put(&word(at)));
     due(&mut w);
     changed(&mut w);
+    w
+}
+
+#[test]
+fn a_directory_that_begins_again_while_it_is_told_a_page_is_told_the_first_page() {
+    let begins_again: [fn(&mut Core); 2] = [Core::directory_began_again, Core::begin_anew];
+    for (pages_before, begins_again) in
+        [0, 1].into_iter().flat_map(|pages| begins_again.map(|how| (pages, how)))
+    {
+        let mut w = with_more_than_a_page();
+        w.tell(Event::Announced(Announced::Lost));
+        due(&mut w);
+        for _ in 0..pages_before {
+            let (_, next) = page(&mut w);
+            w.tell(Event::PageAnnounced { next });
+            w.tell(Event::Announced(Announced::Taken));
+        }
+        let (_, next) = page(&mut w);
+        begins_again(&mut w.core);
+        w.tell(Event::PageAnnounced { next });
+        w.tell(Event::Announced(Announced::Taken));
+        assert!(page(&mut w).0.is_first, "after {pages_before} pages");
+    }
+}
+
+#[test]
+fn what_changes_between_two_pages_is_told_between_them() {
+    let mut w = with_more_than_a_page();
     w.tell(Event::Announced(Announced::Lost));
     due(&mut w);
     let (first, next) = page(&mut w);
@@ -123,7 +151,7 @@ fn what_changes_between_two_pages_is_told_between_them() {
     assert!(changed(&mut w).3);
     w.tell(Event::Announced(Announced::Taken));
     let (last, next) = page(&mut w);
-    assert_eq!((last.is_first, last.is_last, next), (false, true, None));
+    assert_eq!((last.is_first, last.is_last), (false, true));
     w.tell(Event::PageAnnounced { next });
     assert!(w.is_idle());
 }
