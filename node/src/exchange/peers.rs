@@ -26,7 +26,7 @@ use super::place::TurnSignal;
 use super::rooms::{Rooms, read_answer};
 use super::tcp::OverTcp;
 use super::{ExchangeLimits, ExchangeMetrics, PeerUnavailable};
-use crate::watched::Watch;
+use crate::watched::{Watch, here};
 
 /// The other nodes, as the peer thread sees them. Cloning shares.
 #[derive(Clone)]
@@ -138,7 +138,9 @@ impl Peers {
             Effect::Probe { peer, probe, deadline } => {
                 let peers = self.clone();
                 actix_rt::spawn(async move {
-                    let (answers, was_heard) = peers.asks_for_a_sign(peer, deadline).await;
+                    // A probe without a result would be the last: its peer would be left out for good.
+                    let answered = peers.watched("peers", None, peers.asks_for_a_sign(peer, deadline)).await;
+                    let (answers, was_heard) = answered.unwrap_or((false, false));
                     peers.decide(|exchange, now| exchange.probed(now, peer, probe, answers, was_heard));
                 });
             }
@@ -411,6 +413,7 @@ impl Peers {
     /// Asks a node for a sign of life, also if it was never asked for anything. Returns whether it answered in time, and whether it
     /// sent any packet meanwhile.
     async fn asks_for_a_sign(&self, peer: PeerId, deadline: Duration) -> (bool, bool) {
+        here("probe");
         let Some(link) = self.link_to(peer) else { return (false, false) };
         let before = self.came(&link);
         let answers = timeout(deadline, self.answers(&link)).await == Ok(true);

@@ -6,6 +6,7 @@ use larder_protocol::table::MemberState;
 use tokio::net::UdpSocket;
 
 use super::*;
+use crate::watched::plant;
 
 /// Carries packets between the two nodes.
 struct Relay {
@@ -54,12 +55,31 @@ fn a_silent_holder_costs_one_deadline_and_then_nothing_until_it_answers_again() 
         assert_eq!(holder.fetches.get(), 1);
 
         relay.is_stopped.set(false);
-        let comes_back = async {
-            while !is_here(&asker.fetch(1, LONG).await) {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(LONG, comes_back).await.expect("it is asked again once it has answered a probe");
+        comes_back(&asker).await;
+    });
+}
+
+/// Waits until chunks of the holder come again.
+async fn comes_back(asker: &Asker) {
+    let comes = async {
+        while !is_here(&asker.fetch(1, LONG).await) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LONG, comes).await.expect("it is asked again once it has answered a probe");
+}
+
+#[test]
+fn a_probe_that_panics_is_not_the_last() {
+    over_a_relay(async |asker, _, relay| {
+        assert!(is_here(&asker.fetch(1, LONG).await));
+        relay.is_stopped.set(true);
+        plant("probe");
+        asker.fetch(1, DEADLINE).await;
+        until("the holder is found silent, and the probe panics", || asker.watch.panics("peers") == 1).await;
+        assert!(asker.silent.contains(NodeNumber(2)));
+        relay.is_stopped.set(false);
+        comes_back(&asker).await;
     });
 }
 
