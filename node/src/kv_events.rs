@@ -54,6 +54,8 @@ pub(crate) struct KvEvents {
     namespaces: HashMap<Fingerprint, Arc<NamespaceTopic>>,
     /// The number of the next message, by topic.
     numbers: HashMap<String, u64>,
+    /// The first number of a topic that begins: higher than any number of a topic that ended, which may be the same topic.
+    first_number: u64,
     told: Told,
 }
 
@@ -114,6 +116,7 @@ impl KvEvents {
             descriptions,
             namespaces: HashMap::new(),
             numbers: HashMap::new(),
+            first_number: 0,
             told: Told::new(tokens != EventTokens::Off),
         };
         Ok((events, bound))
@@ -300,7 +303,8 @@ impl KvEvents {
             self.numbers.keys().filter(|topic| !topics.contains(topic)).cloned().collect();
         for topic in gone {
             self.clear(&topic, devices);
-            self.numbers.remove(&topic);
+            let next = self.numbers.remove(&topic).unwrap_or_default();
+            self.first_number = self.first_number.max(next);
         }
         self.told.keep(|fingerprint| self.namespaces.contains_key(fingerprint));
     }
@@ -309,7 +313,7 @@ impl KvEvents {
     fn send(&mut self, topic: &str, device: u16, events: &[Event]) {
         for part in in_messages(events) {
             let payload = encode(self.hashes, device, part);
-            let number = self.numbers.entry(topic.to_owned()).or_default();
+            let number = self.numbers.entry(topic.to_owned()).or_insert(self.first_number);
             let message = Old { topic: Bytes::copy_from_slice(topic.as_bytes()), number: *number, payload };
             *number += 1;
             self.publisher.send([topic.as_bytes(), &message.number.to_be_bytes(), &message.payload]);
@@ -452,6 +456,25 @@ mod tests {
             };
             assert!(timeout(Duration::from_secs(10), heard).await.is_ok(), "they are not told");
             assert_eq!(events.numbers.keys().collect::<Vec<_>>(), ["kv@both"]);
+        });
+    }
+
+    #[test]
+    fn a_topic_that_ended_and_comes_again_has_no_number_twice() {
+        actix_rt::System::new().block_on(async {
+            let config: KvEventsConfig = toml::from_str("listen = \"127.0.0.1:0\"").unwrap();
+            let (mut events, _) = KvEvents::bind(&config, "node-0", Descriptions::kept(0)).await.unwrap();
+            (0..7).for_each(|_| events.clear("kv@long", 1));
+            (0..3).for_each(|_| events.clear("kv@short", 1));
+            events.forget(&HashMap::new(), 1);
+            assert!(events.numbers.is_empty());
+            let next = |events: &mut KvEvents, topic: &str| {
+                events.clear(topic, 1);
+                events.numbers[topic] - 1
+            };
+            assert_eq!(next(&mut events, "kv@long"), 8, "the last number was 7");
+            assert!(next(&mut events, "kv@short") > 3);
+            assert_eq!(next(&mut events, "kv@long"), 9, "and has no gap");
         });
     }
 }
