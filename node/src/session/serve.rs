@@ -20,6 +20,7 @@ use larder_ipc::LookOrSleep;
 use larder_ipc::socket::{FrameReader, FrameWriter};
 use larder_net::trace::Sampler;
 use larder_protocol::TraceContext;
+use larder_protocol::describe::Describe;
 use larder_protocol::limits::{MAX_NAME_BYTES, MAX_OUTSTANDING_REQUESTS};
 use larder_protocol::session::{RefusalCode, Request, decode_request};
 use rustix::thread::sched_yield;
@@ -245,9 +246,7 @@ impl Session {
                 continue;
             }
             if let Request::Describe(said) = request {
-                if let Some((tenant, descriptions)) = &self.tells
-                    && !descriptions.describe(tenant, said)
-                {
+                if !self.keeps(said).await {
                     return Err(protocol(number, &"a chunk is described wrongly"));
                 }
                 continue;
@@ -255,6 +254,24 @@ impl Session {
             self.handle(number, request, descriptors).await?;
         }
         Ok(true)
+    }
+
+    /// Keeps an engine's descriptions, a few at a time; false if one is not sound. Other tasks run in between: reading them may
+    /// take long, and the engine waits for no answer before it sends more.
+    async fn keeps(&self, said: Describe) -> bool {
+        let Some((tenant, descriptions)) = &self.tells else { return true };
+        let Describe { fingerprint, chunks } = said;
+        let mut left = chunks.into_iter();
+        loop {
+            let chunks: Vec<_> = left.by_ref().take(DESCRIBED_AT_ONCE).collect();
+            if chunks.is_empty() {
+                return true;
+            }
+            if !descriptions.describe(tenant, Describe { fingerprint, chunks }) {
+                return false;
+            }
+            tokio::task::yield_now().await;
+        }
     }
 
     async fn handle(&mut self, number: u64, request: Request, descriptors: Vec<OwnedFd>) -> Result<(), End> {
@@ -422,6 +439,9 @@ const TENANT_LEFT: &str =
 
 /// How long a session looks for the next request before its thread may sleep. Waking the thread takes 15 us or more.
 const SPIN: Duration = Duration::from_micros(50);
+
+/// The most descriptions of chunks that are read before other tasks run. Together they take less than a millisecond.
+const DESCRIBED_AT_ONCE: usize = 4;
 
 /// Bytes of answers that an engine may leave unread before its requests wait: four frames of the largest size.
 const MOST_UNSENT_BYTES: usize = 4 << 20;

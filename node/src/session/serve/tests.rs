@@ -3,7 +3,9 @@
 use std::os::unix::net::UnixStream as Engine;
 
 use actix::{Actor, Context, Handler};
+use larder_protocol::describe::Described;
 use larder_protocol::session::{Commit, Response, decode_response};
+use larder_protocol::{ChunkHash, Fingerprint};
 
 use super::*;
 
@@ -106,6 +108,45 @@ async fn an_engine_that_sends_messages_without_end_does_not_keep_the_thread() {
     serving.abort();
     assert!(serving.await.unwrap_err().is_cancelled());
     floods.join().unwrap();
+}
+
+#[actix::test]
+async fn others_run_while_an_engine_describes_many_chunks() {
+    let (ours, engine) = Engine::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let chunk = |number| Described {
+        blocks: vec![ChunkHash([number; 32])],
+        parent: None,
+        tokens: vec![1; 16],
+        lora_id: None,
+        lora_name: None,
+        extra_keys: String::new(),
+    };
+    let said = Describe { fingerprint: Fingerprint([9; 32]), chunks: (0..100).map(chunk).collect() };
+    let mut messages = FrameWriter::new();
+    messages.push_request(1, &Request::Describe(said)).unwrap();
+    assert!(messages.flush(engine.as_fd()).unwrap());
+    drop(engine);
+    let (socket, writer) = (UnixStream::from_std(ours).unwrap(), FrameWriter::new());
+    let asks = Late.start().recipient();
+    let mut session = Session::new(socket, FrameReader::new(), writer, SessionId(1), asks);
+    let descriptions = Descriptions::kept(0);
+    session.tells = Some(("t".into(), descriptions.clone()));
+    session.socket.readable().await.unwrap();
+    let turns = Cell::new(0);
+    let others = async {
+        loop {
+            turns.update(|turns| turns + 1);
+            tokio::task::yield_now().await;
+        }
+    };
+    let end = tokio::select! {
+        end = session.run() => end,
+        () = others => unreachable!("it has no end"),
+    };
+    assert!(matches!(end, End::Closed), "{end}");
+    assert_eq!(descriptions.fresh().await.len(), 100);
+    assert!(turns.get() >= 100 / DESCRIBED_AT_ONCE, "{} turns", turns.get());
 }
 
 #[actix::test]
