@@ -33,10 +33,11 @@ use larder_protocol::Fingerprint;
 use serde::Serialize as _;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::task::yield_now;
 
 use self::publisher::Publisher;
 use self::replay::{Ask, Old, Part, Replay};
-use self::told::{Event, Told, tell, tell_late};
+use self::told::{CHUNKS_AT_ONCE, Event, Told, tell, tell_late};
 use crate::actor::{GpuActor, ask};
 use crate::config::{EventHashes, EventTokens, KvEventsConfig};
 use crate::described::{DescribedChunk, Descriptions, Name};
@@ -280,22 +281,31 @@ impl KvEvents {
                     self.namespaces.insert(facts.fingerprint, Arc::new(known));
                 }
             }
-            self.forget(&before, actors.len());
+            self.forget(&before, actors.len()).await;
         }
         self.namespaces.get(&fingerprint).cloned()
     }
 
     /// Publishes the loss of all chunks in namespaces that are known no more: losses that still come are not published. Ends the
-    /// topics that have no namespace any more.
-    fn forget(&mut self, before: &HashMap<Fingerprint, Arc<NamespaceTopic>>, devices: usize) {
+    /// topics that have no namespace any more. Other tasks run in between.
+    async fn forget(&mut self, before: &HashMap<Fingerprint, Arc<NamespaceTopic>>, devices: usize) {
         for (&fingerprint, gone) in before {
             if self.namespaces.contains_key(&fingerprint) {
                 continue;
             }
             for device in 0..devices as u16 {
-                let lost: Vec<Change> = self.told.losses(device, fingerprint);
-                let events = tell(&mut self.told, device, &lost, gone.chunk_tokens, |_| None);
-                self.send(&gone.topic, device, &events);
+                // The last chunks of prompts go first.
+                let mut left = self.told.held(device, fingerprint).await.into_values().rev().flatten();
+                loop {
+                    let lost = |chunk| Change { kind: ChangeKind::Lost, fingerprint, chunk, evicted: None };
+                    let lost: Vec<Change> = left.by_ref().take(CHUNKS_AT_ONCE).map(lost).collect();
+                    if lost.is_empty() {
+                        break;
+                    }
+                    let events = tell(&mut self.told, device, &lost, gone.chunk_tokens, |_| None);
+                    self.send(&gone.topic, device, &events);
+                    yield_now().await;
+                }
             }
         }
         let topics: HashSet<&String> = self.namespaces.values().map(|known| &known.topic).collect();
@@ -340,9 +350,9 @@ fn in_messages(mut events: &[Event]) -> impl Iterator<Item = &[Event]> {
     std::iter::from_fn(move || {
         let mut bytes = 0;
         let fits = |event: &&Event| {
-            let is_room = bytes < MESSAGE_BYTES;
-            bytes += event.described_bytes();
-            is_room
+            let is_first = bytes == 0;
+            bytes += event.bytes();
+            is_first || bytes <= MESSAGE_BYTES
         };
         let (message, rest) = events.split_at(events.iter().take(MOST_EVENTS).take_while(fits).count());
         events = rest;
@@ -364,7 +374,7 @@ fn encode(hashes: EventHashes, device: u16, events: &[Event]) -> Bytes {
 /// Maximum number of events of one message.
 const MOST_EVENTS: usize = 64;
 
-/// A message with so many bytes of descriptions gets no further event. For subscribers that are behind,
+/// Maximum bytes of the events of one message, if it has several. For subscribers that are behind,
 /// [`WAITING_MESSAGES`](publisher::WAITING_MESSAGES) such messages are kept: about 64 MiB.
 const MESSAGE_BYTES: usize = 64 << 10;
 
@@ -402,8 +412,36 @@ mod tests {
             Event::Described(descriptions.get(&name).unwrap())
         };
         let events: Vec<Event> = (0..100).map(event).collect();
-        let longest = in_messages(&events).map(|events| encode(EventHashes::Bytes, 0, events).len()).max();
+        waiting_messages_fit(&events);
+    }
+
+    fn waiting_messages_fit(events: &[Event]) {
+        let longest = in_messages(events).map(|events| encode(EventHashes::Bytes, 0, events).len()).max();
         assert!(WAITING_MESSAGES * longest.unwrap() <= 64 << 20, "{longest:?}");
+    }
+
+    #[test]
+    fn many_chunks_that_come_or_go_together_take_several_messages() {
+        let hash = |number: u32| ChunkHash(std::array::from_fn(|at| number.to_be_bytes()[at % 4]));
+        let chunk = |number| ChunkRef {
+            hash: hash(number),
+            parent: hash(number.saturating_sub(1)),
+            index: number,
+            anchor: hash(0),
+        };
+        let mut told = Told::new(false);
+        for kind in [ChangeKind::Gained, ChangeKind::Lost] {
+            let change = |number| Change {
+                kind,
+                fingerprint: Fingerprint([9; 32]),
+                chunk: chunk(number),
+                evicted: None,
+            };
+            let changes: Vec<Change> = (0..10_000).map(change).collect();
+            let events = tell(&mut told, 0, &changes, 16, |_| None);
+            waiting_messages_fit(&events);
+            assert_eq!(events.iter().map(Event::bytes).sum::<usize>(), 10_000 * 34, "none is left out");
+        }
     }
 
     /// Reads from a subscription up to the end of these bytes.
@@ -449,7 +487,7 @@ mod tests {
             events.send("kv@alone", 0, &[Event::AllBlocksCleared {}]);
             read_until(&mut subscriber, b"AllBlocksCleared").await;
 
-            events.forget(&before, 1);
+            events.forget(&before, 1).await;
             let heard = async {
                 read_until(&mut subscriber, b"BlockRemoved").await;
                 read_until(&mut subscriber, b"AllBlocksCleared").await;
@@ -466,7 +504,7 @@ mod tests {
             let (mut events, _) = KvEvents::bind(&config, "node-0", Descriptions::kept(0)).await.unwrap();
             (0..7).for_each(|_| events.clear("kv@long", 1));
             (0..3).for_each(|_| events.clear("kv@short", 1));
-            events.forget(&HashMap::new(), 1);
+            events.forget(&HashMap::new(), 1).await;
             assert!(events.numbers.is_empty());
             let next = |events: &mut KvEvents, topic: &str| {
                 events.clear(topic, 1);

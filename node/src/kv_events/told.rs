@@ -102,12 +102,17 @@ impl Told {
         self.orphans.retain(|(fingerprint, ..), _| is_kept(fingerprint));
     }
 
-    /// The losses of all chunks that a GPU holds in a namespace.
-    pub(super) fn losses(&self, device: u16, of: Fingerprint) -> Vec<Change> {
-        let held = self.chunks.iter().filter(|((fingerprint, _), _)| *fingerprint == of);
-        let held = held.flat_map(|(_, holdings)| holdings).filter(|one| one.device == device);
-        held.map(|one| Change { kind: ChangeKind::Lost, fingerprint: of, chunk: one.chunk, evicted: None })
-            .collect()
+    /// The chunks that a GPU holds in a namespace, by position. Other tasks run in between.
+    pub(super) async fn held(&self, device: u16, of: Fingerprint) -> BTreeMap<u32, Vec<ChunkRef>> {
+        let mut held: BTreeMap<u32, Vec<ChunkRef>> = BTreeMap::new();
+        for (number, ((fingerprint, _), holdings)) in self.chunks.iter().enumerate() {
+            if number % CHUNKS_AT_ONCE == 0 {
+                yield_now().await;
+            }
+            let here = holdings.iter().find(|one| *fingerprint == of && one.device == device);
+            here.into_iter().for_each(|one| held.entry(one.chunk.index).or_default().push(one.chunk));
+        }
+        held
     }
 
     /// The GPUs where a chunk is held and waits for its tokens.
@@ -237,7 +242,7 @@ impl Holding {
     }
 }
 
-/// Turns changes of one namespace at a GPU into events. Consecutive chunks without tokens share an event.
+/// Turns changes of one namespace at a GPU into events. Consecutive chunks without tokens share an event, up to a number of them.
 pub(super) fn tell(
     told: &mut Told,
     device: u16,
@@ -258,7 +263,7 @@ pub(super) fn tell(
             if change.kind == ChangeKind::Lost {
                 let gone = told.lose(device, fingerprint, chunk.hash);
                 match events.last_mut() {
-                    Some(Event::Removed { hashes }) => hashes.extend(gone),
+                    Some(Event::Removed { hashes }) if hashes.len() < MOST_HASHES => hashes.extend(gone),
                     _ if gone.is_empty() => {}
                     _ => events.push(Event::Removed { hashes: gone }),
                 }
@@ -270,7 +275,9 @@ pub(super) fn tell(
                 continue;
             }
             match events.last_mut() {
-                Some(Event::Stored { hashes, .. }) if hashes.last() == Some(&chunk.parent) => {
+                Some(Event::Stored { hashes, .. })
+                    if hashes.last() == Some(&chunk.parent) && hashes.len() < MOST_HASHES =>
+                {
                     hashes.push(chunk.hash);
                 }
                 _ => events.push(Event::bare(&chunk, chunk_tokens)),
@@ -299,11 +306,12 @@ impl Event {
         Self::Stored { hashes: vec![chunk.hash], parent, chunk_tokens }
     }
 
-    /// Bytes of the description in the event, approximately.
-    pub(super) fn described_bytes(&self) -> usize {
+    /// Bytes of the event, approximately.
+    pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Described(described) => described.bytes(),
-            _ => 0,
+            Self::Stored { hashes, .. } | Self::Removed { hashes } => HASH_BYTES * hashes.len(),
+            Self::AllBlocksCleared {} => 0,
         }
     }
 
@@ -379,7 +387,13 @@ const LOCALITY: &str = "LOCAL";
 const OWNER: &str = "larder";
 
 /// Chunks that are looked through before other tasks run.
-const CHUNKS_AT_ONCE: usize = 4_096;
+pub(super) const CHUNKS_AT_ONCE: usize = 4_096;
+
+/// An event with so many hashes gets no further one.
+const MOST_HASHES: usize = 512;
+
+/// Bytes of a hash in a message, in its longest form.
+const HASH_BYTES: usize = 34;
 
 #[cfg(test)]
 mod tests {
