@@ -72,7 +72,7 @@ def test_a_rank_uses_the_names_that_its_scheduler_read(worker):
     scheduler = facts(kv_dtype="fp8").namespace()
     worker._node = node = KnownNode(own)
     worker.engine.settings.reconnect_seconds = 0
-    plan = SimpleNamespace(actor=None, namespace=scheduler, preempted=[])
+    plan = SimpleNamespace(actor=None, namespace=scheduler, preempted=[], saves=[])
     worker.begin_step(plan)
     assert node.begun == [], "the scheduler has not reached the node yet"
     for actor, sessions in ((3, 1), (3, 1), (0, 2)):
@@ -128,3 +128,28 @@ def test_layers_are_handed_over_once_every_micro_batch_has_computed_them(rank, w
     rank.loader.load_soon([Load("b", hashes(1), 0, [5, 6])])
     until(lambda: rank.loader.take_done() == {"b"})
     assert [rank.values(page) for page in (5, 6)] == [[70, 71, 72], [80, 81, 82]]
+
+
+def test_a_pipeline_stage_whose_steps_vllm_does_not_end_saves_with_its_next_step(rank, worker):
+    def begin(step: int, saves: list[Save], preempted: list[str]) -> None:
+        plan = SimpleNamespace(step=step, recovered=-1, actor=None, loads=[], saves=saves)
+        plan.preempted, plan.finished, plan.is_idle = preempted, [], not saves
+        worker.begin_step(plan)
+        worker.start_loads(plan)
+        worker.finished(plan)
+
+    ended = []
+
+    def take_ended() -> list[int]:
+        told = worker.ended_saves()
+        ended.extend(told.ranks if told else [])
+        return sorted(ended)
+
+    begin(1, [Save("a", hashes(1), 0, [7, 8], number=1)], [])
+    assert take_ended() == []
+    begin(2, [Save("b", hashes(2), 1, [9, 10], number=2)], [])
+    until(lambda: take_ended() == [1])
+    assert rank.counts.take()["saved_chunks"] == 1
+    # The last step's request is preempted: its save ends too.
+    begin(3, [], ["b"])
+    until(lambda: take_ended() == [1, 2])

@@ -56,6 +56,8 @@ class WorkerHalf:
         self._loaded: LayerGate | None = None
         self._computed: LayerGate | None = None
         self._finished: set[str] = set()
+        # The step that has begun and not ended.
+        self._begun: StepPlan | None = None
         # Saves that this rank leaves to others.
         self._unsaved: list[int] = []
         self._garbage = Garbage()
@@ -85,7 +87,11 @@ class WorkerHalf:
             self._saver = Saver(self._node, memory, engine.shape, self.counts, engine.settings.save_queue_chunks)
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Opens the way to the node before the step uses it, and stops reading blocks before they are overwritten."""
+        """Opens the way to the node before the step uses it, and stops reading blocks before they are overwritten. First ends the
+        step before it if vLLM has not: with speculation, vLLM's older model runner ends steps in the last pipeline stage alone."""
+        if self._begun is not None:
+            self.end_step(self._begun)
+        self._begun = plan
         self._use(plan)
         for request in plan.preempted:
             self._cancel(request)
@@ -123,6 +129,7 @@ class WorkerHalf:
 
     def end_step(self, plan: StepPlan) -> None:
         """Ends the forward pass. Does not wait for saves."""
+        self._begun = None
         if self._loaded is not None:
             self._loaded.wait_all()
             self._give_up_garbage(plan)
