@@ -75,6 +75,9 @@ class Prefetcher:
         # Prompts that other engines compute, for which the node was busy.
         self._refused: deque[tuple[Prefetch, larder_kv.BusyError]] = deque()
         self._held_blocks = 0
+        # A prefetch that found no room when its request's turn came. No later request may begin before it: a long prompt would find
+        # no room for as long as short ones come.
+        self._first: Prefetch | None = None
         # A prompt that another engine computes may take long, so it has a thread of its own.
         self._handoffs = ThreadPoolExecutor(settings.handoffs, thread_name_prefix="larder-handoff")
 
@@ -119,8 +122,11 @@ class Prefetcher:
                 self._wait(prefetch, seconds)
             elif (pause := prefetch.not_before - time.monotonic()) > 0:
                 time.sleep(min(pause, seconds))
-            elif self._begin_one(prefetch) and prefetch.chunks is None:
-                self._wait(prefetch, seconds)
+            elif self._first is None or self._first is prefetch:
+                if not self._begin_one(prefetch):
+                    self._first = prefetch
+                elif prefetch.chunks is None:
+                    self._wait(prefetch, seconds)
         return prefetch.chunks
 
     def loads(self, prefetch: Prefetch) -> None:
@@ -132,7 +138,7 @@ class Prefetcher:
         prefetch = self._known.pop(request, None)
         if prefetch is None:
             return
-        self._to_begin.pop(request, None)
+        self._waits_no_more(prefetch)
         self._under_way.pop(request, None)
         self._hold(prefetch, 0)
         with self._dropping:
@@ -152,8 +158,14 @@ class Prefetcher:
         """Begins a prefetch that has not begun; False if there is no room for it yet."""
         if prefetch.node is None or not self._begin(prefetch, prefetch.node):
             return False
-        self._to_begin.pop(prefetch.request, None)
+        self._waits_no_more(prefetch)
         return True
+
+    def _waits_no_more(self, prefetch: Prefetch) -> None:
+        """Notes that a prefetch waits for room no more."""
+        self._to_begin.pop(prefetch.request, None)
+        if self._first is prefetch:
+            self._first = None
 
     def _wait(self, prefetch: Prefetch, seconds: float) -> None:
         if prefetch.writer is not None:
