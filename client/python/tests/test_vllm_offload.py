@@ -284,15 +284,16 @@ def test_a_lookup_that_fails_in_any_way_is_a_miss(tiers, monkeypatch):
     assert [ended.success for ended in first.offload.finished()] == [False]
 
 
-def test_what_went_while_the_engine_took_no_events_has_gone_afterwards(caplog, monkeypatch):
+def test_an_idle_engine_reads_events_no_further_than_a_limit_and_later_misses_none(monkeypatch):
     monkeypatch.setattr(following, "MOST_WAITING", 3)
-    lines, is_over = queue.Queue(), threading.Event()
+    lines, streams = queue.Queue(), []
 
     class Node(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
+            streams.append(self)
             self.send_response(200)
             self.end_headers()
-            while not is_over.is_set() and (line := lines.get()):
+            while line := lines.get():
                 self.wfile.write(line.encode())
 
         def log_message(self, *_):
@@ -303,26 +304,40 @@ def test_what_went_while_the_engine_took_no_events_has_gone_afterwards(caplog, m
             one = {"device": 0, "namespace": "n", "index": 0, "hash": bytes([name] * 32).hex()}
             lines.put(f"event: {kind}\ndata: {json.dumps(one)}\n")
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Node) as server, caplog.at_level(logging.WARNING, "vllm.larder"):
+    with http.server.HTTPServer(("127.0.0.1", 0), Node) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         events = NodeEvents(f"127.0.0.1:{server.server_address[1]}", lambda: ("n", 0), 0.001)
+        send("held", *range(1, 9))
+        send("live", 0)
+        until(lambda: lines.empty() and len(events._waiting) == 3)
+        assert len(streams) == 1
         seen: list[Event] = []
-        send("held", 7, 8)
-        send("live", 0)
-        until(lambda: seen.extend(events.take()) or len(seen) == 2)
-        send("evict", 7)
-        send("admit", 1, 2, 3)
-        until(lambda: "the engine does not take the events" in caplog.text)
+
+        def has_taken(number: int) -> bool:
+            taken = events.take()
+            assert len(taken) <= 3
+            seen.extend(taken)
+            return len(seen) == number
+
+        until(lambda: has_taken(8))
+        send("evict", 1)
+        send("admit", 9, 10, 11)
+        until(lambda: len(events._waiting) == 3)
+        # The stream ends meanwhile. Whatever changed by then follows from a new snapshot.
         lines.put("")
-        send("held", 8, 3)
+        send("held", *range(3, 12))
         send("live", 0)
-        until(lambda: seen.extend(events.take()) or len(seen) >= 4)
-        is_over.set()
-        lines.put("")
+        until(lambda: has_taken(13))
+        assert len(streams) == 2
+        send("admit", 12, 13, 14, 15)
+        until(lambda: len(events._waiting) == 3)
         events.close()
+        assert not events._thread.is_alive()
+        lines.put("")
         server.shutdown()
-    assert seen == [stored(7), stored(8), stored(3), gone(7)]
+    comes = [stored(name) for name in range(1, 9)]
+    assert seen == [*comes, gone(1), stored(9), stored(10), stored(11), gone(2)]
 
 
 def test_events_that_are_none_end_their_stream_and_the_next_one_is_followed(caplog):

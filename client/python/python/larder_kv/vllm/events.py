@@ -5,7 +5,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("vllm.larder")
 IDLE_SECONDS, PROBE_SECONDS, PROBES = 30, 10, 3
 """A node without news sends nothing. After this idle time its host is probed; a host that answers no probe is gone."""
 MOST_WAITING = 100_000
-"""Events that wait for the engine to take them; beyond this limit they are dropped, and follow from a new snapshot."""
+"""Events that wait for the engine to take them, which an idle engine does not do; at this limit the stream is read no further."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,6 @@ class Held:
     def begin(self, place: tuple[str, int]) -> None:
         """A new stream begins, with a snapshot of a namespace at a device: chunks that are not in it are gone."""
         self._place, self._snapshot = place, set()
-
-    def undo(self, events: Sequence[Event]) -> None:
-        """Forgets the last events: nobody has heard them."""
-        for event in reversed(events):
-            if event.is_stored:
-                self._held.discard(event.hash)
-            else:
-                self._held.add(event.hash)
 
     def line(self, line: str) -> list[Event]:
         """The events in a line of the stream."""
@@ -83,7 +75,7 @@ class NodeEvents:
         """`place` returns the engine's namespace and the device whose chunks the engine uses, or None if they are not known
         yet."""
         self._address, self._place, self._pause = address, place, pause
-        self._lock = threading.Lock()
+        self._taken = threading.Condition()
         self._waiting: list[Event] = []
         self._closed = threading.Event()
         self._held = Held()
@@ -94,13 +86,16 @@ class NodeEvents:
 
     def take(self) -> list[Event]:
         """The events since the last call."""
-        with self._lock:
+        with self._taken:
             taken, self._waiting = self._waiting, []
+            self._taken.notify()
         return taken
 
     def close(self) -> None:
         """Ends the thread."""
-        self._closed.set()
+        with self._taken:
+            self._closed.set()
+            self._taken.notify()
         connection = self._connection
         if connection is not None and connection.sock is not None:
             # The thread that reads the stream notices this at once. It may have closed the socket meanwhile.
@@ -147,13 +142,10 @@ class NodeEvents:
             self._connection.close()
 
     def _add(self, events: Iterable[Event]) -> None:
-        with self._lock:
+        """Adds events, and waits until there is room for further ones. The node ends the stream of a follower that is too slow."""
+        with self._taken:
             self._waiting += events
-            if len(self._waiting) > MOST_WAITING:
-                # The engine knows the chunks without these events, so the next snapshot brings what differs from that.
-                self._held.undo(self._waiting)
-                self._waiting.clear()
-                raise ValueError("the engine does not take the events: a new snapshot follows")
+            self._taken.wait_for(lambda: len(self._waiting) < MOST_WAITING or self._closed.is_set())
 
 
 def keep_alive(connection: socket.socket) -> None:
