@@ -144,6 +144,23 @@ def test_a_saved_prompt_is_found_by_the_next_request(scheduled):
     assert scheduled.comes(Request("b", 2)) == 2 * SHAPE.chunk_tokens
 
 
+def test_every_token_of_a_hit_has_a_source(scheduled):
+    first, second = Request("a", 2), Request("b", 2)
+    scheduled.comes(first)
+    scheduled.save(scheduled.step(first).saves)
+    tokens = scheduled.comes(second)
+    prefetch = scheduled.half._prefetcher.find("b")
+    scheduled.load(second, tokens)
+    for spans, sources in (
+        ([(0, 1, "device"), (1, 2, "host")], {"HOST": 64}),
+        # A lookup names no tier for chunks of a hybrid model that other nodes have.
+        ([(0, 1, "disk")], {"DISK": 32, "P2P": 32}),
+        ([], {"P2P": 64}),
+    ):
+        prefetch.spans = spans
+        assert scheduled.half.hit_sources(second, tokens) == sources
+
+
 def test_an_engine_steps_until_it_has_heard_of_the_end_of_its_copies(scheduled):
     """Only then it pauses: a sleeping engine unmaps the memory from which saves read, and into which loads write."""
     request = Request("a", 2)

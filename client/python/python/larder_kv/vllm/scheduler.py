@@ -8,7 +8,7 @@ import atexit
 import logging
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -183,7 +183,13 @@ class SchedulerHalf:
         if prefetch is None or planned is None:
             return {CacheHitSource.EXTERNAL_UNSPECIFIED: tokens} if tokens else {}
         start = planned.first_page * self.shape.block_tokens
-        return {SOURCES[tier]: n for tier, n in tokens_by_tier(prefetch.spans, self.shape, start, tokens).items()}
+        by_tier = Counter(tokens_by_tier(prefetch.spans, self.shape, start, tokens))
+        # A lookup names no tier for chunks of which other nodes may have a part, as they may for hybrid models.
+        by_tier["peer"] += tokens - by_tier.total()
+        sources: Counter[CacheHitSource] = Counter()
+        for tier, found in by_tier.items():
+            sources[SOURCES[tier]] += found
+        return dict(+sources)
 
     def plan_step(self, output: "SchedulerOutput") -> StepPlan:
         self._step += 1
