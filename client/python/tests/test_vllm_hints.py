@@ -1,8 +1,11 @@
 """Hints of requests: how they are read, and their effect at a node."""
 
 import json
+import threading
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import larder_kv
@@ -186,7 +189,7 @@ def test_a_turn_whose_chunks_never_come_leaves_the_pin_of_the_next_turn(monkeypa
     until(lambda: pinned)
     keeper.comes(hints)
     keeper.ends(hints, second)
-    until(lambda: not keeper._tasks and pinned.count(second) == 1)
+    until(lambda: not keeper._pins and pinned.count(second) == 1)
     keeper.close()
     assert ended == [number for number, chain in enumerate(pinned, 1) if chain == first], "only the second turn has a pin"
 
@@ -245,6 +248,37 @@ def test_too_much_is_left_out_and_counted(kept, monkeypatch):
         kept.keeper.ends(Hints(return_seconds=3_600, session=f"s{number}"), [bytes(32)])
     assert kept.counts["dropped_hints"] == 2
     assert len(kept.keeper._sessions) == 2
+
+
+def test_a_slow_prompt_delays_pins_by_its_own_time_only_and_a_pin_that_is_too_late_is_counted():
+    begun, may_end, pinned = threading.Semaphore(0), threading.Semaphore(0), []
+
+    @contextmanager
+    def collect(_ticket: int, wait: float) -> Iterator[SimpleNamespace]:
+        begun.release()
+        assert may_end.acquire(timeout=wait)
+        yield SimpleNamespace(chunks=1)
+
+    def pin(_, chain: list[bytes], __) -> SimpleNamespace:
+        pinned.append(chain)
+        return SimpleNamespace(pin=len(pinned), chunks=len(chain))
+
+    session = SimpleNamespace(lookup_and_prefetch=lambda *_, **__: 1, collect=collect, pin=pin, unpin=lambda _: None)
+    node, counts = SimpleNamespace(session=session, namespace=SimpleNamespace(chain=list)), Counts()
+    keeper, counted = Keeper(SimpleNamespace(current=lambda: node), counts), Counted(counts)
+    for _ in range(3):
+        keeper.ends(Hints(return_seconds=0.1), [b"slow"])
+    assert begun.acquire(timeout=10)
+    too_late = time.monotonic() + 0.01
+    keeper.ends(Hints(retain_seconds=0.01), [b"too late"])
+    keeper.ends(Hints(retain_seconds=30), [b"a", b"b"])
+    until(lambda: time.monotonic() > too_late + 0.01)
+    may_end.release()
+    until(lambda: counted["pinned_chunks"] == 2)
+    assert (pinned, counted["dropped_hints"], counted["brought_chunks"]) == ([[b"a", b"b"]], 1, 1)
+    for _ in range(2):
+        may_end.release()
+    keeper.close()
 
 
 def test_hints_wait_for_no_absent_node(kept):

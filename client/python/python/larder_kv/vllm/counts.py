@@ -26,7 +26,7 @@ COUNTERS = {
     "shed_chunks_gone": "Chunks not saved: purged meanwhile, of a preempted request, or after a chunk that was not saved.",
     "pinned_chunks": "Chunks pinned for requests that hint how long they are wanted.",
     "brought_chunks": "Chunks brought near ahead of the expected return of a session.",
-    "dropped_hints": "Pins and prefetches left out: the node refused them or was absent, or too many waited.",
+    "dropped_hints": "Pins and prefetches left out: the node refused them or was absent, too many waited, or it was too late.",
     "wrong_hints": "Hints that are unknown, or of a wrong type or range.",
 }
 """Each counter and its meaning."""

@@ -57,12 +57,14 @@ class Turns:
 
 
 class Keeper:
-    """A thread that pins chunks and brings them near, one task at a time; tasks beyond the limit are dropped and counted."""
+    """A thread that pins chunks and brings them near, one task at a time; tasks beyond the limit are dropped and counted. Pins go
+    first: chunks may take long to come, and chunks without their pin may be evicted."""
 
     def __init__(self, node: Node, counts: Counts) -> None:
         self._node, self._counts = node, counts
         self._changed = threading.Condition()
-        self._tasks: list[tuple[float, int, Task]] = []
+        self._pins: list[tuple[float, int, Task]] = []
+        self._brings: list[tuple[float, int, Task]] = []
         self._numbers = itertools.count()
         self._sessions: OrderedDict[str, Turns] = OrderedDict()
         self._closed = False
@@ -108,10 +110,10 @@ class Keeper:
         return turns
 
     def _plan(self, at: float, task: Task) -> None:
-        if len(self._tasks) >= MOST_TASKS:
+        if len(self._pins) + len(self._brings) >= MOST_TASKS:
             self._counts.add("dropped_hints")
             return
-        heapq.heappush(self._tasks, (at, next(self._numbers), task))
+        heapq.heappush(self._pins if task.what == "pin" else self._brings, (at, next(self._numbers), task))
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
@@ -129,10 +131,12 @@ class Keeper:
         """The next task, when its time has come; None at the end."""
         with self._changed:
             while not self._closed:
-                wait = self._tasks[0][0] - time.monotonic() if self._tasks else None
-                if wait is not None and wait <= 0:
-                    return heapq.heappop(self._tasks)[2]
-                self._changed.wait(wait)
+                now = time.monotonic()
+                waiting = [tasks for tasks in (self._pins, self._brings) if tasks]
+                for tasks in waiting:
+                    if tasks[0][0] <= now:
+                        return heapq.heappop(tasks)[2]
+                self._changed.wait(min(tasks[0][0] for tasks in waiting) - now if waiting else None)
             return None
 
     def _do(self, task: Task) -> None:
@@ -152,6 +156,8 @@ class Keeper:
         """Pins the present chunks, again and again until all chunks of the request are pinned, or those of a later turn."""
         left = task.until - time.monotonic()
         if left <= 0:
+            if task.pin is None:
+                self._counts.add("dropped_hints")
             return
         if self._has_later_pin(task):
             # The later turn has ended this turn's pin.
