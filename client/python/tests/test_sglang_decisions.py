@@ -174,14 +174,41 @@ def test_a_pools_kind_tells_the_order_of_pages_on_the_device():
         assert kind_of(Host()) == "Host"
 
 
+def one_rank() -> SimpleNamespace:
+    """SGLang's configuration of a storage."""
+    ranks = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1}
+    return SimpleNamespace(should_split_heads=False, model_name="model", **ranks)
+
+
+def test_an_adapter_that_was_replaced_at_its_path_is_another_one(monkeypatch, tmp_path):
+    settings = NodeSettings(socket="/nowhere", model_revision="3")
+    with absent_packages("sglang"):
+        engine = importlib.import_module("larder_kv.sglang.engine")
+        engine.get_hash_str = lambda *_: "a hash"
+
+        def namespace_of(adapters: list[tuple[str, str]] | None) -> object:
+            refs = [SimpleNamespace(lora_name=name, lora_path=path) for name, path in adapters] if adapters is not None else None
+            arguments = SimpleNamespace(model_path="example/model", revision=None, lora_paths=refs)
+            monkeypatch.setattr(engine, "server_arguments", lambda: arguments)
+            return engine.read(one_rank(), 16, settings).namespace(POOL)
+
+        adapters = [("sql", str(tmp_path)), ("chat", "example/adapter")]
+        (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 16}')
+        (tmp_path / "adapter_model.safetensors").write_bytes(b"old")
+        seen = [namespace_of(None), namespace_of(adapters)]
+        assert namespace_of([]) == seen[0] and namespace_of(adapters[::-1]) == seen[1], "their order tells nothing"
+        (tmp_path / "adapter_model.safetensors").write_bytes(b"new")
+        seen.append(namespace_of(adapters))
+        (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 32}')
+        seen.append(namespace_of(adapters))
+        assert all(seen.count(one) == 1 for one in seen)
+
+
 def test_engines_whose_models_branch_has_moved_never_share(monkeypatch, tmp_path):
     cached = tmp_path / "models--example--model"
     (cached / "refs").mkdir(parents=True)
     monkeypatch.setattr(identity, "hub_cache", lambda: tmp_path)
-    config = SimpleNamespace(
-        should_split_heads=False, model_name="model", tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1
-    )
-    settings = NodeSettings(socket="/nowhere")
+    config, settings = one_rank(), NodeSettings(socket="/nowhere")
     with absent_packages("sglang"):
         engine = importlib.import_module("larder_kv.sglang.engine")
         engine.get_hash_str = lambda *_: "a hash"

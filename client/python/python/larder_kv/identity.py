@@ -11,8 +11,9 @@ from larder_kv.settings import UnsupportedError
 NAME_BYTES = 256
 WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 """The endings of files with weights."""
-CONFIGURATIONS = ("config.json", "params.json", "*processor_config.json")
-"""The files beside them that change a model's numbers: its architecture, and the processing of images and the like."""
+CONFIGURATIONS = ("config.json", "params.json", "*processor_config.json", "adapter_config.json")
+"""The files beside them that change a model's numbers: its architecture, the processing of images and the like, an adapter's
+scale."""
 LEAST_GAPS, SAMPLE_BYTES = 64, 4096
 SAMPLED_BYTES = 4 << 20
 """Bytes of a file for which one sample stands at most: a matrix of this size has a sample, and only small ones may have none."""

@@ -1,5 +1,6 @@
 """SGLang's configuration, as far as it decides about keys."""
 
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.mem_cache.utils import get_hash_str
@@ -31,6 +32,9 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
         # If nothing on this host identifies the weights, `model_revision` must; without it the models are refused.
         if details[name] and not settings.model_revision and not is_dummy:
             details[f"{name} weights"] = weights_of(str(details[name]), str(details[revision] or "main"), cache)
+    # SGLang's hashes name adapters by name and path only. An engine without adapters has the namespace that it always had.
+    if adapters := adapters_of(arguments, settings):
+        details["adapters"] = adapters
     return Facts(
         model=config.model_name or str(details["model_path"] or ""),
         revision=settings.model_revision,
@@ -41,6 +45,17 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
         cp=(config.attn_cp_rank, config.attn_cp_size),
         details=details,
     )
+
+
+def adapters_of(arguments: Any, settings: NodeSettings) -> list[tuple[str, str, str]]:
+    """Name, path and fingerprint of each LoRA adapter that the server starts with."""
+    found = []
+    for adapter in getattr(arguments, "lora_paths", None) or ():
+        path = str(adapter.lora_path)
+        # `model_revision` names what nothing on this host identifies.
+        is_told = Path(path).exists() or not settings.model_revision
+        found.append((str(adapter.lora_name), path, weights_of(path, "main") if is_told else ""))
+    return sorted(found)
 
 
 def server_arguments() -> Any:
