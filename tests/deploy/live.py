@@ -159,12 +159,12 @@ def openssl_certificate(folder, uri, dns, algorithm):
 
 
 def issue_as_pods_do(folder, all_, tls):
-    """Runs the containers that issue certificates from the authority of the chart; twice, as when a container restarts."""
+    """Runs the containers that issue certificates from the authority of the chart; twice, as when a pod's sandbox is made anew."""
     authority = folder / "authority"
     authority.mkdir()
     (secret,) = all_.of("Secret")
     for name, content in secret["data"].items():
-        (authority / name).write_bytes(base64.b64decode(content))
+        mounted(authority / name, base64.b64decode(content))
     (folder / "bin").mkdir()
     (folder / "bin/larder").symlink_to(larder())
     for component, to in tls.items():
@@ -174,7 +174,7 @@ def issue_as_pods_do(folder, all_, tls):
         here |= {"/etc/larder/template": str(folder / "template"), "/etc/larder/config": str(folder / "template")}
         for _ in range(2):
             command = [replaced(word, here) for word in container["command"] + container["args"]]
-            run(*command, env={"PATH": f"{folder}/bin:{os.environ['PATH']}"})
+            run(*unprivileged(folder), *command, env={"PATH": f"{folder}/bin:{os.environ['PATH']}"})
         assert sorted(path.name for path in to.iterdir()) == ["ca.crt", "tls.crt", "tls.key"], list(to.iterdir())
 
 
@@ -207,9 +207,11 @@ def cluster(folder, documents):
             (coordinator_tls / name).write_bytes(content)
         (folder / "certificates").mkdir()
         for name, content in secrets["larder-node-certificates"].items():
-            (folder / "certificates" / name).write_bytes(content)
+            mounted(folder / "certificates" / name, content)
         arguments += [folder / "certificates", node_tls]
-    run("sh", template / "configure.sh", *arguments, env={"PATH": os.environ["PATH"], "LARDER_NAME": "host-1"})
+    for _ in range(2):
+        configure = ["sh", template / "configure.sh", *arguments]
+        run(*unprivileged(folder), *configure, env={"PATH": os.environ["PATH"], "LARDER_NAME": "host-1"})
 
     http, peer, node_http, node_peer = free_ports()
     here = {
@@ -249,6 +251,23 @@ def cluster(folder, documents):
         for tenant in all_.config("node")["tenants"]:
             path = Path(replaced(tenant["socket"], here))
             assert path.is_socket() and path.stat().st_mode & 0o777 == 0o660, path
+
+
+def mounted(path, content):
+    """Writes a file as Kubernetes mounts it from a Secret with `defaultMode: 0440`."""
+    path.write_bytes(content)
+    path.chmod(0o440)
+
+
+def unprivileged(folder):
+    """The beginning of a command that runs as nobody and without capabilities, and owns `folder`; nothing if this process is not
+    root."""
+    if os.geteuid() != 0:
+        return []
+    run("chown", "--recursive", "65532:65532", folder)
+    for path in [folder, folder.parent]:
+        path.chmod(path.stat().st_mode | 0o011)
+    return [found("setpriv"), *"--reuid 65532 --regid 65532 --clear-groups --no-new-privs --bounding-set -all".split()]
 
 
 def default_files(folder):
@@ -301,13 +320,7 @@ class process:
     """A process that is ended with its block; it runs as nobody and without capabilities if this process is root."""
 
     def __init__(self, program, args, folder):
-        command = [str(program), *map(str, args)]
-        if os.geteuid() == 0:
-            run("chown", "--recursive", "65532:65532", folder)
-            for path in [folder, folder.parent]:
-                path.chmod(path.stat().st_mode | 0o011)
-            drop = "--reuid 65532 --regid 65532 --clear-groups --no-new-privs --bounding-set -all"
-            command = [found("setpriv"), *drop.split(), *command]
+        command = [*unprivileged(folder), str(program), *map(str, args)]
         self.log = folder / f"{args[0]}.log"
         with self.log.open("w") as log:
             options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}

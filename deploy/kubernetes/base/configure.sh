@@ -42,7 +42,8 @@ if [ -n "$certificates" ]; then
             exit 1
         fi
     done
-    cp "$certificates/ca.pem" "$tls/ca.crt"
-    cp "$certificates/$LARDER_NAME.pem" "$tls/tls.crt"
-    (umask 077 && cp "$certificates/$LARDER_NAME.key" "$tls/tls.key")
+    # A container that is started again finds its former copies, which are read-only.
+    cp -f "$certificates/ca.pem" "$tls/ca.crt"
+    cp -f "$certificates/$LARDER_NAME.pem" "$tls/tls.crt"
+    (umask 077 && cp -f "$certificates/$LARDER_NAME.key" "$tls/tls.key")
 fi

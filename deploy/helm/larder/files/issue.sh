@@ -7,10 +7,10 @@
 set -eu
 role=$1 name=$2 authority=$3 tls=$4
 
-# A container that is started again finds the files of its former start.
+# A container that is started again finds the files of its former start. Copies of a Secret's files are read-only, hence -f.
 rm -rf "$tls/issued"
 larder ca issue "$role" "$name" --dir "$authority" --out "$tls/issued"
-cp "$authority/ca.pem" "$tls/ca.crt"
+cp -f "$authority/ca.pem" "$tls/ca.crt"
 mv "$tls/issued/$name.pem" "$tls/tls.crt"
 mv "$tls/issued/$name.key" "$tls/tls.key"
 rmdir "$tls/issued"
