@@ -243,6 +243,21 @@ def windows_have_memory():
         assert container["resources"]["limits"]["memory"] == expected, (windows, container["resources"], expected)
 
 
+def disks_have_memory():
+    """Checks that the memory limit grows with the disk tier, whose chunks are in the index too, as the overlays' does."""
+    limits = []
+    for disk in [{}, {"capacity_bytes": "1TiB"}, {"capacity_bytes": 7 << 40}, {"capacity_bytes": "500GB"}]:
+        manifests = Manifests(render_chart([{"size": "64Gi", "node": {"disk": disk}}]))
+        (container,) = manifests.workload("node")["spec"]["template"]["spec"]["containers"]
+        limit = container["resources"]["limits"]["memory"]
+        assert limit == resources.resources(manifests.config("node"), 1)["limits"]["memory"], (disk, limit)
+        limits.append(int(limit.removesuffix("Mi")))
+    # As much again is for write windows.
+    assert limits[1] - limits[0] == 2 * 512 and limits[2] - limits[0] == 2 * 7 * 512, limits
+    more = Manifests(render_chart([{"size": "64Gi", "node": {"extraMiB": 100}}])).workload("node")["spec"]["template"]["spec"]
+    assert more["containers"][0]["resources"]["limits"]["memory"] == f"{limits[0] + 200}Mi", more
+
+
 def identities_are_reached():
     """Checks that nodes reach the cloud's credentials if the object store needs their account."""
     store = {"object": {"url": "s3://chunks"}, "objectPort": 9000}
@@ -264,6 +279,7 @@ def values_are_checked():
         {"node": {"hostNetwork": "true"}},
         {"node": {"podAnnotations": {"one": 1}}},
         {"node": {"arenaMB": 1}},
+        {"node": {"extraMiB": -1}},
         {"node": {"arenaMiB": "8Gi"}},
         {"certificates": {"source": "none"}},
         {"coordinator": {"replicas": 0}},
@@ -329,6 +345,7 @@ def values_are_checked():
     ] == "1GiB"
     assert node["tenants"][1]["max_window_bytes"] == "64MiB", node
     windows_have_memory()
+    disks_have_memory()
     assert node["disk"] == {"folder": "/var/lib/larder/disk", "capacity_bytes": "2TiB", "write_after_uses": 3}, node
     assert "/mnt/nvme" in [
         volume["hostPath"]["path"]

@@ -53,13 +53,15 @@ true
 {{- $text := kindIs "float64" . | ternary (int64 . | toString) (toString .) | upper | nospace -}}
 {{- $units := dict "" 1 "K" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "KI" 1024 "MI" 1048576 "GI" 1073741824 "TI" 1099511627776 -}}
 {{- $unit := trimSuffix "B" (regexFind "[A-Z]*$" $text) -}}
-{{- if not (hasKey $units $unit) -}}{{- fail (printf "node.tenants: %v is no size: write 64MiB, for example" .) -}}{{- end -}}
+{{- if not (hasKey $units $unit) -}}{{- fail (printf "%v is no size: write 64MiB, for example" .) -}}{{- end -}}
 {{ mul (add (regexFind "^[0-9]+" $text | int64) (contains "." $text | ternary 1 0)) (get $units $unit) }}
 {{- end -}}
 
 {{- /* The memory that a node needs besides its arena, in MiB: deploy/kubernetes/resources explains it. */ -}}
 {{- define "larder.besidesMiB" -}}
-{{- $own := add 512 (div (add (int (include "larder.arenaMiB" .)) 63) 64) -}}
+{{- $disk := get .Values.node.disk "capacity_bytes" | default 0 | include "larder.bytes" | int64 -}}
+{{- $ofDisk := div (add $disk 2147483647) 2147483648 -}}
+{{- $own := add 512 (div (add (int (include "larder.arenaMiB" .)) 63) 64) $ofDisk (int .Values.node.extraMiB) -}}
 {{- $windows := 0 -}}
 {{- $others := 0 -}}
 {{- range .Values.node.tenants -}}
