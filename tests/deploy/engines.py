@@ -42,6 +42,9 @@ def engines(documents, larder):
             yield f"{name} has settings that the connector does not know: {settings.keys() - known}"
         if transfer(pod)["kv_load_failure_policy"] != "recompute":
             yield f"{name} fails requests whose blocks do not come"
+        home = {one["name"]: one.get("value") for one in container["env"]}.get("HOME")
+        if home not in [one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")]:
+            yield f"{name} cannot write to its home {home}: the image may have no user of its number"
         labels = workload["spec"]["template"]["metadata"]["labels"]
         if not any(selects(one["spec"]["selector"], labels) and headless(one) for one in services.values()):
             yield f"no Service has the addresses of {name}"
@@ -99,6 +102,7 @@ def planted(documents):
     yield "engines at another port", lambda copy: services_of(copy, "vllm")[0]["spec"]["ports"][0].update(port=80)
     yield "no group of the sockets", lambda copy: engine(copy)["securityContext"].update(supplementalGroups=[1])
     yield "another tenant's folder", lambda copy: engine(copy)["volumes"][0]["hostPath"].update(path="/run/larder/red")
+    yield "no home", lambda copy: engine(copy)["containers"][0].update(env=[])
     yield (
         "an unknown setting",
         lambda copy: set_argument(
