@@ -23,6 +23,8 @@ OVERLAYS = {
     "gpu-huge-pages": ["gpu", "gpu-huge-pages"],
     "gpu-disk": ["gpu", "disk"],
 }
+# The sections of each configuration that have an address to listen at.
+LISTENING = {"node": ["http", "cluster"], "coordinator": ["http", "peer"]}
 
 
 def merged(values, more):
@@ -233,6 +235,13 @@ def pods_are_as_said():
     assert len(routers) == 2, "nodes and coordinator let them in"
 
 
+def addresses_are_of_both_kinds():
+    """Checks that pods with IPv6 addresses can be reached at all their ports."""
+    all_ = Manifests(render_chart([{"size": "4Gi", "listenAddress": "[::]"}]))
+    found = [all_.config(name)[section]["listen"] for name, sections in LISTENING.items() for section in sections]
+    assert found == ["[::]:9440", "[::]:9441", "[::]:7600", "[::]:7601"], found
+
+
 def windows_have_memory():
     """Checks that the memory limit has room for the write windows that tenants are given, as the overlays' has."""
     for windows in [["1GiB"], ["64MiB", "64MiB"], ["2 GiB", 3 << 30, "200MB"], ["2Gi", "200M"], ["4GiB", None], [None]]:
@@ -274,6 +283,7 @@ def values_are_checked():
         {"size": "65"},
         {"size": "65G"},
         {"size": "0Gi"},
+        {"listenAddress": "::"},
         {"image": {"pullPolicy": "Sometimes"}},
         {"monitoring": {"enabled": "yes"}},
         {"node": {"hostNetwork": "true"}},
@@ -367,6 +377,7 @@ def values_are_checked():
     elected = Manifests(documents).config("coordinator")["election"]
     assert elected == {"backend": "kubernetes", "name": "larder-leader", "lease_ms": 15000}, elected
     one_value_is_enough()
+    addresses_are_of_both_kinds()
     pods_are_as_said()
     nodes_reach_gpus()
     identities_are_reached()

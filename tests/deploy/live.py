@@ -219,6 +219,8 @@ def cluster(folder, documents):
         "/var/lib/larder": str(folder / "state"),
         "0.0.0.0:7600": f"127.0.0.1:{http}",
         "0.0.0.0:7601": f"127.0.0.1:{peer}",
+        "[::]:7600": f"[::]:{http}",
+        "[::]:7601": f"[::]:{peer}",
     }
     (config / "coordinator.toml").write_text(replaced((template / "coordinator.toml").read_text(), here))
     here = {
@@ -228,6 +230,8 @@ def cluster(folder, documents):
         "larder-coordinator:7601": f"127.0.0.1:{peer}",
         "0.0.0.0:9440": f"127.0.0.1:{node_http}",
         "0.0.0.0:9441": f"127.0.0.1:{node_peer}",
+        "[::]:9440": f"[::]:{node_http}",
+        "[::]:9441": f"[::]:{node_peer}",
     }
     text = replaced((config / "node.toml").read_text(), here)
     text = re.sub(r'arena_bytes = ".*"', 'arena_bytes = "16MiB"', text)

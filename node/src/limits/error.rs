@@ -205,6 +205,17 @@ pub enum ConfigError {
     /// Nobody can dial the address at which other nodes are to reach this node.
     #[error("[cluster] advertise is {0}: write an address and a port at which other nodes reach this node")]
     Advertise(SocketAddr),
+    /// The node does not listen at addresses of that kind.
+    #[error(
+        "[cluster] advertise is {advertise}, an IPv6 address, but listen is {listen}, where only IPv4 arrives: set listen to [::]:{}",
+        .listen.port()
+    )]
+    AdvertiseUnheard {
+        /// The address for other nodes.
+        advertise: SocketAddr,
+        /// The address at which the node listens.
+        listen: SocketAddr,
+    },
     /// The coordinator's address cannot be dialed.
     #[error(
         "[cluster] coordinator is `{0}`: write HOST:PORT, as coordinator.example:7601 or [::1]:7601, and commas between several"

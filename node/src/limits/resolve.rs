@@ -392,6 +392,16 @@ fn check_memory(actors: &[ActorLimits], arena_bytes: u64, host: &HostFacts) -> R
     Ok(())
 }
 
+fn check_advertise(advertise: SocketAddr, listen: SocketAddr) -> Result<(), ConfigError> {
+    if advertise.port() == 0 || advertise.ip().is_unspecified() {
+        return Err(ConfigError::Advertise(advertise));
+    }
+    if advertise.ip().to_canonical().is_ipv6() && listen.is_ipv4() {
+        return Err(ConfigError::AdvertiseUnheard { advertise, listen });
+    }
+    Ok(())
+}
+
 fn cluster_limits(
     cluster: &ClusterConfig,
     host: &HostFacts,
@@ -407,10 +417,8 @@ fn cluster_limits(
     nonzero("cluster.send_bytes_per_second", send_bytes_per_second.unwrap_or(u64::MAX))?;
     nonzero("cluster.peer_connections", cluster.peer_connections.into())?;
     nonzero("cluster.drain_bytes_per_second", cluster.drain_bytes_per_second.0)?;
-    if let Some(address) = cluster.advertise
-        && (address.port() == 0 || address.ip().is_unspecified())
-    {
-        return Err(ConfigError::Advertise(address));
+    if let Some(advertise) = cluster.advertise {
+        check_advertise(advertise, cluster.listen)?;
     }
     let coordinators: Vec<String> =
         cluster.coordinator.split(',').map(|coordinator| coordinator.trim().to_owned()).collect();

@@ -112,10 +112,10 @@ sample_ratio = {{ .Values.tracing.sampleRatio | toJson }}
 
 {{- define "larder.coordinatorToml" -}}
 [http]
-listen = "0.0.0.0:7600"
+listen = "{{ .Values.listenAddress }}:7600"
 
 [peer]
-listen = "0.0.0.0:7601"
+listen = "{{ .Values.listenAddress }}:7601"
 ca = "/etc/larder/tls/ca.crt"
 certificate = "/etc/larder/tls/tls.crt"
 key = "/etc/larder/tls/tls.key"
@@ -142,7 +142,7 @@ name = "{{ .Release.Name }}-leader"
 name = "@NAME@"
 
 [http]
-listen = "0.0.0.0:9440"
+listen = "{{ .Values.listenAddress }}:9440"
 
 [host]
 arena_bytes = "{{ include "larder.arenaMiB" . }}MiB"
@@ -180,7 +180,7 @@ folder = "/var/lib/larder/disk"
 
 [cluster]
 coordinator = "{{ .Release.Name }}-coordinator:7601"
-listen = "0.0.0.0:9441"
+listen = "{{ .Values.listenAddress }}:9441"
 {{- if .Values.node.hostNetwork }}
 # The coordinator, in a pod, may see the address of the host's tunnel to pods.
 advertise = "@HOST_IP@:9441"
