@@ -1,5 +1,6 @@
 //! An admin's requests to nodes. They go over QUIC with a certificate, since HTTP has no authentication and changes nothing.
 
+use std::cell::OnceCell;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,6 +33,13 @@ pub(crate) struct AdminArgs {
     /// The certificate's key
     #[arg(long, value_name = "FILE", requires = "ca")]
     key: Option<PathBuf>,
+}
+
+/// The sockets from which an admin's connections go out: one for each kind of address, however many nodes are asked.
+pub(crate) struct AdminSockets<'a> {
+    credentials: &'a Credentials,
+    v4: OnceCell<Endpoint>,
+    v6: OnceCell<Endpoint>,
 }
 
 /// A connection to one node.
@@ -73,18 +81,47 @@ pub(crate) fn credentials(files: &CredentialFiles) -> anyhow::Result<Credentials
     Ok(credentials)
 }
 
-impl AdminLink {
+impl<'a> AdminSockets<'a> {
+    pub(crate) fn new(credentials: &'a Credentials) -> Self {
+        Self { credentials, v4: OnceCell::new(), v6: OnceCell::new() }
+    }
+
     /// Connects to a node.
     ///
     /// # Errors
     /// The node does not answer, or another node does.
-    pub(crate) async fn connect(credentials: &Credentials, member: &NodeStatus) -> anyhow::Result<Self> {
-        let any = if member.peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let endpoint = Endpoint::bind(any.parse()?, credentials, &TransportSettings::brief())?;
+    pub(crate) async fn connect(&self, member: &NodeStatus) -> anyhow::Result<AdminLink> {
+        let endpoint = self.endpoint(member.peer)?;
         let peer = member.peer.to_string();
         let connecting = endpoint.connect(member.peer, Role::Node, Some(&member.name));
         let connection = timeout(PATIENCE, connecting).await.map_err(|_| late(&peer))??;
-        Ok(Self { endpoint, connection, peer })
+        Ok(AdminLink { endpoint, connection, peer })
+    }
+
+    /// Closes all connections.
+    pub(crate) async fn close(self) {
+        for endpoint in [self.v4, self.v6].into_iter().filter_map(OnceCell::into_inner) {
+            endpoint.close().await;
+        }
+    }
+
+    fn endpoint(&self, to: SocketAddr) -> anyhow::Result<Endpoint> {
+        let (bound, any) = if to.is_ipv4() { (&self.v4, "0.0.0.0:0") } else { (&self.v6, "[::]:0") };
+        if let Some(endpoint) = bound.get() {
+            return Ok(endpoint.clone());
+        }
+        let endpoint = Endpoint::bind(any.parse()?, self.credentials, &TransportSettings::brief())?;
+        Ok(bound.get_or_init(|| endpoint).clone())
+    }
+}
+
+impl AdminLink {
+    /// Connects to a node, from a socket of its own.
+    ///
+    /// # Errors
+    /// The node does not answer, or another node does.
+    pub(crate) async fn connect(credentials: &Credentials, member: &NodeStatus) -> anyhow::Result<Self> {
+        AdminSockets::new(credentials).connect(member).await
     }
 
     /// Sends a request to the node, and waits for the answer.
@@ -115,7 +152,7 @@ impl AdminLink {
         matches!(self.connection.quic().close_reason(), Some(quinn::ConnectionError::ApplicationClosed(_)))
     }
 
-    /// Ends the connection.
+    /// Ends the connection, and all others from its socket.
     pub(crate) async fn close(self) {
         self.endpoint.close().await;
     }
