@@ -159,7 +159,9 @@ def one_value_is_enough():
     named = {volume["secret"]["secretName"] for one in ["node", "coordinator"] for volume in volumes(documents, one) if "secret" in volume}
     assert named == {authority["metadata"]["name"]}, named
     # An upgrade leaves the authority alone, and so does a rollback, as no hook runs then. Another cluster has a different one.
-    assert authority["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade", authority["metadata"]
+    annotations = authority["metadata"]["annotations"]
+    assert annotations["helm.sh/hook"] == "pre-install,pre-upgrade", annotations
+    assert annotations["helm.sh/hook-delete-policy"] == "hook-failed", "by default, Helm deletes the Secret that exists first"
     assert not Manifests(render_chart([{"size": "65Gi"}], existing=[authority])).of("Secret")
     (other,) = Manifests(render_chart([{"size": "65Gi"}])).of("Secret")
     assert other["data"]["ca.key"] != authority["data"]["ca.key"]

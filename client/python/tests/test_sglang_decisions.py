@@ -188,8 +188,9 @@ def test_an_adapter_that_was_replaced_at_its_path_is_another_one(monkeypatch, tm
 
         def namespace_of(adapters: list[tuple[str, str]] | None) -> object:
             refs = [SimpleNamespace(lora_name=name, lora_path=path) for name, path in adapters] if adapters is not None else None
-            arguments = SimpleNamespace(model_path="example/model", revision=None, lora_paths=refs)
+            arguments = SimpleNamespace(model_path="example/model", revision=None)
             monkeypatch.setattr(engine, "server_arguments", lambda: arguments)
+            monkeypatch.setattr(engine, "adapters_at_start", lambda: refs or ())
             return engine.read(one_rank(), 16, settings).namespace(POOL)
 
         adapters = [("sql", str(tmp_path)), ("chat", "example/adapter")]

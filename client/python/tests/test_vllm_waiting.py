@@ -62,3 +62,30 @@ def test_a_long_prompt_is_scheduled_while_short_ones_keep_coming(steps, prefetch
     assert ("long" in scheduled) is not is_dropped
     # No short prompt waits for long, either: at most for the long prompt's three steps.
     assert len(waiting) <= 3 and len(scheduled) >= 47
+
+
+def test_a_long_prompt_keeps_short_ones_waiting_for_a_limited_time_only(steps, prefetcher, monkeypatch):
+    # One request holds blocks, and the engine cannot schedule it.
+    prefetcher.start("stuck", [b"x"], 1_000, False)
+    monkeypatch.setattr("larder_kv.vllm.prefetch.time.monotonic", lambda: float(steps.step))
+    limit = int(Settings(socket="s").timeout_seconds)
+    waiting, served_at = {}, []
+
+    def go_on(steps_more: int) -> None:
+        for steps.step in range(steps.step + 1, steps.step + 1 + steps_more):
+            name, chunks = (f"short {steps.step}", 16) if steps.step > 1 else ("long", HELD_BLOCKS // BLOCKS_PER_CHUNK)
+            waiting[name] = prefetcher.start(name, [b"x"] * chunks, 1_000, False)
+            for name, prefetch in list(waiting.items()):
+                if prefetcher.look(prefetch, 0) is not None:
+                    prefetcher.drop(name)
+                    del waiting[name]
+                    served_at.append(steps.step)
+            prefetcher.go_on()
+
+    go_on(6 * limit)
+    assert "long" in waiting and len(waiting) <= 2 * limit
+    gaps = [after - before for before, after in zip(served_at, served_at[1:], strict=False)]
+    assert max(gaps) <= limit + STEPS + 1, "the short ones go on after the limit"
+    prefetcher.drop("stuck")
+    go_on(3 * limit)
+    assert "long" not in waiting

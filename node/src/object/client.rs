@@ -226,11 +226,12 @@ impl Client {
                 self.learn(key, Fact::Present);
                 WriteAnswer::Durable
             }
-            Err(Failed::Exists) => {
+            Err(Failed::Exists) if !is_damaged => {
                 self.learn(key, Fact::Present);
                 WriteAnswer::AlreadyThere
             }
-            Err(Failed::Absent | Failed::Trouble(_)) => WriteAnswer::Closed,
+            // A damaged object that can be neither replaced nor deleted is of no use to readers.
+            Err(_) => WriteAnswer::Closed,
         }
     }
 

@@ -55,6 +55,11 @@ impl Trouble {
         self.kind == TroubleKind::TimedOut || OVERLOAD.contains(&self.detail.as_str())
     }
 
+    /// Whether another request for the same object was under way.
+    pub(super) fn is_of_conflict(&self) -> bool {
+        self.detail == CONFLICT
+    }
+
     /// Whether the store keeps the object in an archive.
     pub(super) fn is_of_archive(&self) -> bool {
         ARCHIVED.contains(&self.detail.as_str())
@@ -196,6 +201,9 @@ fn between<'a>(said: &'a str, before: &str, after: &str) -> Option<&'a str> {
 /// S3's codes for unknown credentials, with the status of a refusal.
 const BAD_CREDENTIALS: [&str; 5] =
     ["InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "InvalidClientTokenId"];
+
+/// S3's code for a request beside another request for the same object.
+const CONFLICT: &str = "ConditionalRequestConflict";
 
 /// S3's code for a request whose time differs too much from the store's.
 const WRONG_CLOCK: &str = "RequestTimeTooSkewed";

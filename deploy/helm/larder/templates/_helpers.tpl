@@ -59,7 +59,7 @@ true
 
 {{- /* The memory that a node needs besides its arena, in MiB: deploy/kubernetes/resources explains it. */ -}}
 {{- define "larder.besidesMiB" -}}
-{{- $disk := get .Values.node.disk "capacity_bytes" | default 0 | include "larder.bytes" | int64 -}}
+{{- $disk := get (.Values.node.disk | default dict) "capacity_bytes" | default 0 | include "larder.bytes" | int64 -}}
 {{- $ofDisk := div (add $disk 2147483647) 2147483648 -}}
 {{- $own := add 512 (div (add (int (include "larder.arenaMiB" .)) 63) 64) $ofDisk (int .Values.node.extraMiB) -}}
 {{- $windows := 0 -}}
@@ -112,10 +112,10 @@ sample_ratio = {{ .Values.tracing.sampleRatio | toJson }}
 
 {{- define "larder.coordinatorToml" -}}
 [http]
-listen = "{{ .Values.listenAddress }}:7600"
+listen = "{{ .Values.listenAddress | default "0.0.0.0" }}:7600"
 
 [peer]
-listen = "{{ .Values.listenAddress }}:7601"
+listen = "{{ .Values.listenAddress | default "0.0.0.0" }}:7601"
 ca = "/etc/larder/tls/ca.crt"
 certificate = "/etc/larder/tls/tls.crt"
 key = "/etc/larder/tls/tls.key"
@@ -142,7 +142,7 @@ name = "{{ .Release.Name }}-leader"
 name = "@NAME@"
 
 [http]
-listen = "{{ .Values.listenAddress }}:9440"
+listen = "{{ .Values.listenAddress | default "0.0.0.0" }}:9440"
 
 [host]
 arena_bytes = "{{ include "larder.arenaMiB" . }}MiB"
@@ -180,7 +180,7 @@ folder = "/var/lib/larder/disk"
 
 [cluster]
 coordinator = "{{ .Release.Name }}-coordinator:7601"
-listen = "{{ .Values.listenAddress }}:9441"
+listen = "{{ .Values.listenAddress | default "0.0.0.0" }}:9441"
 {{- if .Values.node.hostNetwork }}
 # The coordinator, in a pod, may see the address of the host's tunnel to pods.
 advertise = "@HOST_IP@:9441"

@@ -263,10 +263,7 @@ fn names_sizes_and_addresses_that_nobody_could_use_are_refused() {
             "`cluster.block_threads` is 9: set it to at most 8",
         ),
         (&cluster("coordinator = 'host:7601', advertise = '[::]:7'"), "[cluster] advertise is [::]:7: write"),
-        (
-            &cluster("coordinator = 'host:7601', advertise = '[2001:db8::1]:7', listen = '0.0.0.0:9'"),
-            "[cluster] advertise is [2001:db8::1]:7, an IPv6 address, but listen is 0.0.0.0:9, where only IPv4 arrives: set listen to [::]:9",
-        ),
+        (&cluster("coordinator = 'a:1', advertise = '[fd00::1]:7'"), "set listen to [::]:9441"),
         (
             "tenants = [{ name = 't', socket = '/s', max_bytes = '1KiB' }]",
             "[[tenants]] t: max_bytes is 1.0 KiB, less than a tenant's smallest part of the arena: set it to",

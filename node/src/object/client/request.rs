@@ -136,7 +136,9 @@ impl Client {
                     // If nobody may delete it, it is written over.
                     let _ = self.ask(Line::Blocks(0), (Kind::Delete, DELETE), deadline, deletion).await;
                 }
-                Err(Failed::Trouble(trouble)) if trouble.kind == TroubleKind::Unsupported => {}
+                // Another node tries just now, or the store cannot refuse existing objects.
+                Err(Failed::Trouble(trouble))
+                    if trouble.is_of_conflict() || trouble.kind == TroubleKind::Unsupported => {}
                 put => return put,
             }
         }
@@ -235,7 +237,11 @@ impl Client {
             Ok(_) if kind == Kind::Get => self.heard(side),
             // The store answers, which does not prove that it can write.
             Err(Failed::Exists) => self.heard(side),
-            Err(Failed::Trouble(trouble)) if trouble.kind == TroubleKind::Unsupported => self.heard(side),
+            Err(Failed::Trouble(trouble))
+                if trouble.is_of_conflict() || trouble.kind == TroubleKind::Unsupported =>
+            {
+                self.heard(side);
+            }
             Err(Failed::Trouble(trouble)) if trouble.detail == SILENT => self.went_silent(side, trouble),
             Err(Failed::Trouble(trouble)) => {
                 if !trouble.is_silence() {

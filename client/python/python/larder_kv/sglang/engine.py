@@ -1,5 +1,6 @@
 """SGLang's configuration, as far as it decides about keys."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
         if details[name] and not settings.model_revision and not is_dummy:
             details[f"{name} weights"] = weights_of(str(details[name]), str(details[revision] or "main"), cache)
     # SGLang's hashes name adapters by name and path only. An engine without adapters has the namespace that it always had.
-    if adapters := adapters_of(arguments, settings):
+    if adapters := adapters_of(adapters_at_start(), settings):
         details["adapters"] = adapters
     return Facts(
         model=config.model_name or str(details["model_path"] or ""),
@@ -47,15 +48,26 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
     )
 
 
-def adapters_of(arguments: Any, settings: NodeSettings) -> list[tuple[str, str, str]]:
-    """Name, path and fingerprint of each LoRA adapter that the server starts with."""
+def adapters_of(adapters: Iterable[Any], settings: NodeSettings) -> list[tuple[str, str, str]]:
+    """Name, path and fingerprint of each LoRA adapter."""
     found = []
-    for adapter in getattr(arguments, "lora_paths", None) or ():
+    for adapter in adapters:
         path = str(adapter.lora_path)
         # `model_revision` names what nothing on this host identifies.
         is_told = Path(path).exists() or not settings.model_revision
         found.append((str(adapter.lora_name), path, weights_of(path, "main") if is_told else ""))
     return sorted(found)
+
+
+def adapters_at_start() -> Iterable[Any]:
+    """The LoRA adapters that the server starts with, as SGLang has understood its arguments."""
+    from sglang.srt.runtime_context import get_lora
+
+    try:
+        lora = get_lora()
+        return (lora.lora_paths or ()) if lora.enable_lora else ()
+    except (AttributeError, RuntimeError, ValueError):
+        return ()
 
 
 def server_arguments() -> Any:

@@ -75,9 +75,10 @@ class Prefetcher:
         # Prompts that other engines compute, for which the node was busy.
         self._refused: deque[tuple[Prefetch, larder_kv.BusyError]] = deque()
         self._held_blocks = 0
-        # A prefetch that found no room when its request's turn came. No later request may begin before it: a long prompt would find
-        # no room for as long as short ones come.
+        # A prefetch that found no room when its request's turn came, and until when no later request may begin before it: a long
+        # prompt would find no room for as long as short ones come. It becomes the first again some time after that.
         self._first: Prefetch | None = None
+        self._first_until = 0.0
         # A prompt that another engine computes may take long, so it has a thread of its own.
         self._handoffs = ThreadPoolExecutor(settings.handoffs, thread_name_prefix="larder-handoff")
 
@@ -122,9 +123,9 @@ class Prefetcher:
                 self._wait(prefetch, seconds)
             elif (pause := prefetch.not_before - time.monotonic()) > 0:
                 time.sleep(min(pause, seconds))
-            elif self._first is None or self._first is prefetch:
+            elif self._first is prefetch or not self._keeps_others():
                 if not self._begin_one(prefetch):
-                    self._first = prefetch
+                    self._found_no_room(prefetch)
                 elif prefetch.chunks is None:
                     self._wait(prefetch, seconds)
         return prefetch.chunks
@@ -160,6 +161,17 @@ class Prefetcher:
             return False
         self._waits_no_more(prefetch)
         return True
+
+    def _keeps_others(self) -> bool:
+        """Whether a prompt that found no room keeps later ones from beginning."""
+        return self._first is not None and time.monotonic() < self._first_until
+
+    def _found_no_room(self, prefetch: Prefetch) -> None:
+        """Has later requests wait for this one, for a limited time: what has the room may be a request that the engine cannot
+        schedule yet. They go on for as long before it has its next time."""
+        now, seconds = time.monotonic(), self._settings.timeout_seconds
+        if self._first is None or now >= self._first_until + seconds:
+            self._first, self._first_until = prefetch, now + seconds
 
     def _waits_no_more(self, prefetch: Prefetch) -> None:
         """Notes that a prefetch waits for room no more."""
