@@ -27,9 +27,10 @@ impl Core {
                 self.effects.push_back(Effect::Purged { purge, page, writes });
             }
             PurgeStep::End(purge) => {
-                // Uploads may have been answered before the purge came to their objects.
+                // Uploads may have been answered before the purge came to their objects. The store's purge has also found chunks that
+                // this node does not know.
                 if let Some(keys) = self.store.end_purge(purge) {
-                    self.bring.known.forget(|key| keys.has(key));
+                    self.bring.known.forget(|key| keys.has_namespace(&key.fingerprint));
                 }
             }
         }

@@ -97,6 +97,8 @@ pub use limits::{PeerStoreLimits, StoreLimits};
 pub use loads::{BlockFacts, LoadBlock, LoadOrder};
 pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
 pub(crate) use namespaces::MAX_NAMESPACES;
+#[cfg(test)]
+pub(crate) use namespaces::MOST_FORGOTTEN;
 pub use namespaces::NamespaceFacts;
 pub use object::{ObjectStoreLimits, ObjectUsage};
 pub use purge::{PurgedKeys, PurgedPage};

@@ -15,7 +15,7 @@ use super::slab::ClassId;
 pub(crate) const MAX_NAMESPACES: usize = 1_024;
 
 /// The most namespaces that are remembered after others took their numbers: some 100 bytes each.
-const MOST_FORGOTTEN: usize = 16_384;
+pub(crate) const MOST_FORGOTTEN: usize = 16_384;
 
 /// Namespaces by number, and by fingerprint.
 #[derive(Debug, Default)]
@@ -25,8 +25,8 @@ pub(crate) struct Namespaces {
     /// The namespaces whose numbers others have now, at most [`MOST_FORGOTTEN`], with the names of their tenants: disk and object store
     /// may still have their chunks.
     forgotten: HashSet<(String, Fingerprint)>,
-    /// Whether there were more.
-    has_lost_track: bool,
+    /// The names of the tenants that had more.
+    lost_track_of: HashSet<String>,
     /// Number of registrations so far.
     uses: u64,
 }
@@ -202,7 +202,10 @@ impl Namespaces {
         if self.forgotten.len() < MOST_FORGOTTEN {
             self.forgotten.insert((tenant, fingerprint));
         } else {
-            self.has_lost_track |= !self.forgotten.contains(&(tenant, fingerprint));
+            let name = (tenant, fingerprint);
+            if !self.forgotten.contains(&name) {
+                self.lost_track_of.insert(name.0);
+            }
         }
     }
 
@@ -211,9 +214,9 @@ impl Namespaces {
         self.forgotten.iter().filter(move |(of, _)| of == tenant).map(|(_, fingerprint)| *fingerprint)
     }
 
-    /// Whether there were more such namespaces than are remembered.
-    pub(crate) fn have_lost_track(&self) -> bool {
-        self.has_lost_track
+    /// Whether the tenant had such namespaces when no more could be remembered.
+    pub(crate) fn have_lost_track_of(&self, tenant: &str) -> bool {
+        self.lost_track_of.contains(tenant)
     }
 
     /// Every namespace.

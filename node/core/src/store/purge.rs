@@ -161,7 +161,7 @@ impl Store {
         keys.fingerprints.extend(namespaces.iter().map(|&number| self.namespaces.get(number).fingerprint));
         if let PurgeScope::Tenant(tenant) = scope {
             keys.fingerprints.extend(self.namespaces.forgotten_of(tenant));
-            keys.lack_namespaces = self.namespaces.have_lost_track();
+            keys.lack_namespaces = self.namespaces.have_lost_track_of(tenant);
         }
         let continued = self.continued(scope, &namespaces);
         keys.add_chunks(continued.into_iter().map(|id| self.index.get(id).hash));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder_protocol::peer::Class;
-use larder_protocol::purge::{PurgeMode, PurgeScope};
+use larder_protocol::purge::{NamespaceName, PurgeMode, PurgeScope};
 
 use super::*;
 use crate::Offer;
@@ -250,6 +250,25 @@ fn what_the_object_store_said_is_remembered_for_the_lease_that_follows() {
     w.pass(Duration::from_secs(1));
     w.lookup("b");
     w.stored();
+}
+
+#[test]
+fn after_a_purge_of_a_chunk_the_object_store_is_asked_anew_for_all_chunks_of_the_namespace() {
+    let mut w = World::new(BELOW);
+    w.lookup("ab");
+    let question = w.stored();
+    w.tell(Event::StoredFound { question, found: vec![Some(true), Some(true)] });
+    assert!(matches!(w.next(), Effect::Found { found, .. } if found.tokens == 32));
+    let namespace = NamespaceName(std::array::from_fn(|at| w.fingerprint.0[at]));
+    w.tell(Event::Purge(PurgeStep::Begin(1, PurgeScope::Chunks(namespace, vec![name("a")]))));
+    w.tell(Event::Purge(PurgeStep::End(1)));
+    w.lookup("ab");
+    let question = w.stored();
+    w.tell(Event::StoredFound { question, found: vec![Some(false), Some(false)] });
+    assert!(
+        matches!(w.next(), Effect::Found { found, .. } if found.tokens == 0),
+        "b continued a, and its object went with it"
+    );
 }
 
 #[test]

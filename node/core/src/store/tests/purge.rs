@@ -7,7 +7,7 @@ use super::object::with_objects;
 use super::pools::hybrid;
 use super::*;
 use crate::store::ids::ChunkKey;
-use crate::store::{MAX_NAMESPACES, PurgedKeys, Refused, WritePolicy};
+use crate::store::{MAX_NAMESPACES, MOST_FORGOTTEN, PurgedKeys, Refused, WritePolicy};
 
 impl Fixture {
     fn whole(&self) -> PurgeScope {
@@ -332,4 +332,12 @@ fn a_purge_of_a_tenant_names_namespaces_whose_numbers_others_have_now() {
         assert!(keys.has_namespace(&fingerprint) && !others.has_namespace(&fingerprint), "{number}");
     }
     assert!(!keys.lack_namespaces());
+    for number in 0..=MOST_FORGOTTEN as u32 {
+        let session = f.store.open_session(TenantId(0), ProcessId(1_000_000 + number), 1 << 20);
+        f.store.register(session, "a", &model(1_000_000 + number), &[0], &[BLOCK]).unwrap();
+        f.store.close_session(session);
+    }
+    let lack_namespaces =
+        |tenant: &str| f.store.purged_keys(&PurgeScope::Tenant(tenant.to_owned())).lack_namespaces();
+    assert_eq!(["a", "b"].map(lack_namespaces), [true, false], "another tenant's are all known");
 }
