@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::Core;
 use crate::directory::{Changes, Page};
 use crate::effect::Effect;
-use crate::event::Announced;
+use crate::event::{Announced, NextPage};
 use crate::store::Change;
 
 /// Changes that the directory has not heard yet.
@@ -37,15 +37,6 @@ struct Resync {
     from: usize,
     /// Whether the directory has taken a page.
     has_begun: bool,
-}
-
-/// Where a full announcement goes on after a page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NextPage {
-    /// The number of the full announcement.
-    resync: u64,
-    /// Position of the next page in the store; `None` after the last.
-    from: Option<usize>,
 }
 
 impl Untold {

@@ -13,12 +13,11 @@ use larder_protocol::session::{Checked, Found, Lookup, Response};
 use larder_protocol::table::Holder;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
-use crate::announce::NextPage;
 use crate::cause::Cause;
 use crate::directory::Page;
 use crate::event::{
-    Below, CopyNumber, DeviceCopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, SegmentVisit,
-    TakeNumber, WriteNumber,
+    Below, CopyNumber, DeviceCopyNumber, NextPage, OrderNumber, QuestionId, ReadId, RecallId, RequestId,
+    SegmentVisit, TakeNumber, WriteNumber,
 };
 use crate::placement::Placement;
 use crate::reports::Reporter;

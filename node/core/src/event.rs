@@ -11,7 +11,6 @@ use larder_protocol::session::Request;
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
-use crate::announce::NextPage;
 use crate::cause::Cause;
 use crate::directory::{Changes, Holders};
 use crate::reports::Reporter;
@@ -485,6 +484,15 @@ pub enum Description {
     Failed,
     /// The description is deleted, or of no use.
     Gone,
+}
+
+/// Where a full announcement goes on after a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NextPage {
+    /// The number of the full announcement.
+    pub(crate) resync: u64,
+    /// Position of the next page in the store; `None` after the last.
+    pub(crate) from: Option<usize>,
 }
 
 /// The result of a message to the directory.

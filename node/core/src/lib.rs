@@ -55,7 +55,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use announce::NextPage;
 pub use bring::{Offer, Sources};
 pub use device::{DeviceLimits, SESSION_WORDS, Tensors};
 pub use drain::DrainProgress;
@@ -66,9 +65,9 @@ pub use effect::{
 };
 pub use event::{
     AdminPin, Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceCopyNumber, DeviceEvent,
-    DeviceFailure, DrainOrder, Event, FetchFailure, LayersArrived, OrderNumber, OtherNodes, PurgeStep,
-    QuestionId, ReadAnswer, ReadId, RecallId, RequestId, SegmentVisit, TakeNumber, Visited, WriteNumber,
-    Written,
+    DeviceFailure, DrainOrder, Event, FetchFailure, LayersArrived, NextPage, OrderNumber, OtherNodes,
+    PurgeStep, QuestionId, ReadAnswer, ReadId, RecallId, RequestId, SegmentVisit, TakeNumber, Visited,
+    WriteNumber, Written,
 };
 pub use looked_up::LookedUp;
 pub use time::Millis;
