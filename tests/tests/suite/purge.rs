@@ -126,7 +126,9 @@ fn a_chunk_is_purged_with_all_that_continue_it_in_the_object_store_alone() {
     wait::until("all are uploaded", || (files(store.path()) == 20).then_some(()));
     let namespace = engine.namespace.fingerprint().to_string();
     drop(engine);
+    let before = cluster.member("node-0").incarnation;
     cluster.restart_node(0).unwrap();
+    wait::until("it is a member again", || (cluster.member("node-0").incarnation > before).then_some(()));
     let engine = Engine::connect(&cluster.socket(0));
     let chunk = hashes[12].to_string();
     let (status, purged, said) = admin(&cluster, &["purge", "--namespace-id", &namespace, "--chunk", &chunk]);
