@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Counts failures in a row. After [`MOST_FAILURES`] failures, or one silence, the breaker is open: the store gets only one
 /// trial request every [`RETRY_EVERY`]. The first trial that succeeds closes the breaker. Failures are forgotten
-/// [`FORGOTTEN_AFTER`] the last of them: many answers prove neither that a store works nor that it fails.
+/// when the last of them is [`FORGOTTEN_AFTER`] old: many answers prove neither that a store works nor that it fails.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Breaker {
     failures: u32,
@@ -82,7 +82,7 @@ impl Breaker {
 /// Failures in a row, each after all its retries, that open the breaker.
 pub const MOST_FAILURES: u32 = 4;
 
-/// The time after which failures are forgotten, if no other follows.
+/// The age of the last failure at which all are forgotten.
 pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
 
 /// The time between two trials of a store that is left alone.
