@@ -131,7 +131,10 @@ impl Asker {
         match answer {
             Ok(answer) => {
                 self.late.borrow_mut().answered(home);
-                answer.flatten()
+                match answer? {
+                    PeerResponse::Rows(rows) => Some(rows.spans),
+                    _ => None,
+                }
             }
             Err(_) => {
                 self.late.borrow_mut().was_late(table, member, Instant::now());
@@ -141,24 +144,20 @@ impl Asker {
     }
 }
 
-/// Asks a home for the holders of these rows; `None` outside if the connection is of no use any more, `None` inside if the home does
-/// not tell.
+/// Asks a home for the holders of these rows; `None` if the connection is of no use any more.
 async fn ask(
     connection: &Connection,
     table: &Table,
     rows: Vec<RowKey>,
     trace: &Trace,
-) -> Option<Option<Vec<RowSpan>>> {
+) -> Option<PeerResponse> {
     let (mut send, mut receive) = connection.quic().open_bi().await.ok()?;
     if let Some(context) = trace.context() {
         write_message(&mut send, &PeerRequest::Trace(context)).await.ok()?;
     }
     write_message(&mut send, &PeerRequest::Find(Find { epoch: table.epoch, rows })).await.ok()?;
     send.finish().ok()?;
-    match read_message(&mut receive).await.ok()?? {
-        PeerResponse::Rows(rows) => Some(Some(rows.spans)),
-        _ => Some(None),
-    }
+    read_message(&mut receive).await.ok()?
 }
 
 /// Notes a home's answer. An honest home names each chunk [`MAX_HOLDERS`] times at most; further holders are ignored.
