@@ -103,10 +103,9 @@ pub fn may_be_forwarded(reads: u32) -> bool {
 }
 
 /// Whether an only copy that is evicted is worth its transfer to a node whose next victim is worth `there`: that node must keep
-/// it half as long again as this node did.
+/// it [`FORWARD_GAIN_HALVES`] halves as long as this node did.
 pub fn pays_to_forward(chunk: Worth, there: Worth) -> bool {
-    let (earns, displaces) = (chunk.0.saturating_mul(2), there.0.saturating_mul(3));
-    chunk > Worth::NOTHING && displaces <= earns
+    chunk > Worth::NOTHING && there.0.saturating_mul(FORWARD_GAIN_HALVES) <= chunk.0.saturating_mul(2)
 }
 
 /// How many transfers one transfer counts for, from a node that sends `served` bytes a second, where nodes send `mean` on
@@ -158,6 +157,10 @@ const OVERLOADED_WEIGHT: u64 = 1_000;
 /// A chunk that another node has read stays up to this many times as long as others. Replayed traces gain as much with factors
 /// from 1.25 to 2; without a bound, nodes keep the beginnings of prompts that nobody continues.
 const READ_STAYS: u32 = 2;
+
+/// A chunk is forwarded to a node that keeps it this many halves as long. On replayed traces, a smaller factor costs transfers and
+/// gains nothing; from a factor of two on it costs a few tenths of a point.
+const FORWARD_GAIN_HALVES: u64 = 3;
 
 /// A chunk that was read less often is not forwarded. Most evicted chunks are never used again, and a forward costs a transfer
 /// now. Chunks that were read twice are half of those that a node would forward; the others gain nothing on replayed traces.
