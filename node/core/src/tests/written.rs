@@ -281,13 +281,17 @@ fn a_tenant_that_left_writes_nothing_more() {
 }
 
 #[test]
-fn a_namespace_that_was_forgotten_is_described_again_for_chunks_from_other_nodes() {
-    let mut w = described();
-    w.tell(listed(Vec::new()));
-    w.core.described.forget(&w.fingerprint);
+fn no_description_is_kept_of_namespaces_without_a_chunk() {
+    let mut w = world(DISK);
+    for model in ["b", "c", "d"] {
+        let other = NamespaceSpec { model: model.to_owned(), ..spec(1) };
+        w.core.register(w.session, &other, &[0], &[BLOCK]).unwrap();
+        let another = NamespaceSpec { model: format!("{model} of another node"), ..spec(1) };
+        w.core.know_of_another("a", another.fingerprint("a"), &another).unwrap();
+    }
+    assert_eq!(w.core.described.namespaces(), 0);
     assert_eq!(w.core.may_write_to_disk(w.fingerprint), MayWrite::Later);
-    describe(&mut w, Description::There);
-    assert_eq!(w.core.may_write_to_disk(w.fingerprint), MayWrite::Now);
+    assert_eq!(w.core.described.namespaces(), 1);
 }
 
 #[test]

@@ -16,9 +16,11 @@ use crate::event::Description;
 use crate::store::ids::{ChunkKey, SessionId, TenantId};
 use crate::store::{PurgedKeys, Refused};
 
-/// Namespaces that engines named, or that were described when the node started.
+/// Namespaces whose chunks were to be written to disk, or that were described when the node started.
 #[derive(Debug)]
 pub(crate) struct Described {
+    /// An entry has a copy of the whole description. So no entry is made for a name alone: engines may name any number of
+    /// namespaces.
     known: HashMap<Fingerprint, Namespace>,
     /// Namespaces whose tenants are not served, or that do not fit this node.
     strangers: Vec<(String, Fingerprint, NamespaceSpec)>,
@@ -74,8 +76,8 @@ impl Default for Described {
 
 impl Described {
     #[cfg(test)]
-    pub(crate) fn forget(&mut self, fingerprint: &Fingerprint) {
-        self.known.remove(fingerprint);
+    pub(crate) fn namespaces(&self) -> usize {
+        self.known.len()
     }
 }
 
@@ -96,11 +98,7 @@ impl Core {
         let registered = self.store.register(session, &tenant_name, spec, slices, block_bytes)?;
         let Registered { namespace, fingerprint, .. } = registered;
         self.effects.push_back(Effect::Knows { namespace, tenant_name, fingerprint });
-        if self.bring.sources.disk.is_some() {
-            let namespace = || Namespace { tenant, spec: spec.clone(), state: DescribedState::Missing };
-            self.described.known.entry(registered.fingerprint).or_insert_with(namespace).tenant = tenant;
-            self.list_passed_over(&fingerprint);
-        }
+        self.is_named(tenant, &fingerprint);
         Ok(registered)
     }
 
@@ -141,16 +139,15 @@ impl Core {
     ) -> Result<(), Refused> {
         let tenant = self.tenant_of(tenant_name)?;
         self.know_in_store(tenant, fingerprint, spec)?;
-        if self.bring.sources.disk.is_some() {
-            let namespace = || Namespace { tenant, spec: spec.clone(), state: DescribedState::Missing };
-            self.described.known.entry(fingerprint).or_insert_with(namespace).tenant = tenant;
-            self.list_passed_over(&fingerprint);
-        }
+        self.is_named(tenant, &fingerprint);
         Ok(())
     }
 
-    /// Learns the disk's chunks of a namespace that was not known when the disk was listed.
-    fn list_passed_over(&mut self, fingerprint: &Fingerprint) {
+    /// Notes whose namespace it is. Learns the disk's chunks of a namespace that was not known when the disk was listed.
+    fn is_named(&mut self, tenant: TenantId, fingerprint: &Fingerprint) {
+        if let Some(namespace) = self.described.known.get_mut(fingerprint) {
+            namespace.tenant = tenant;
+        }
         if self.described.passed_over.remove(fingerprint) {
             self.list_disk_again();
         }
@@ -240,9 +237,7 @@ impl Core {
                 continue;
             }
             // A record that disagrees with the known names of its chunk, parent or children is of no use.
-            if !self.store.recovered(&fingerprint, chunk, pools)
-                && self.described.known.contains_key(&fingerprint)
-            {
+            if !self.store.recovered(&fingerprint, chunk, pools) {
                 let key = ChunkKey { fingerprint, hash: chunk.hash };
                 self.effects.extend([Effect::Disagrees(chunk), Effect::Remove(key)]);
                 // A chunk that was committed under this hash since the start counts as being on disk.
@@ -288,7 +283,6 @@ impl Core {
         let Some((tenant, (_, spec))) = tenant.zip(self.store.described(&fingerprint)) else {
             return MayWrite::Never;
         };
-        // A namespace that was forgotten comes back with chunks from other nodes, before any engine names it.
         let anew = || Namespace { tenant, spec: spec.clone(), state: DescribedState::Missing };
         let namespace = self.described.known.entry(fingerprint).or_insert_with(anew);
         match namespace.state {
