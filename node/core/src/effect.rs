@@ -369,6 +369,8 @@ pub struct FetchOrder {
     pub holder: Holder,
     /// The namespace.
     pub fingerprint: Fingerprint,
+    /// The namespace's tenant.
+    pub tenant: TenantId,
     /// The chunks.
     pub chunks: Vec<FetchId>,
     /// How long the fetch may take, counted from the moment when the holder is asked.

@@ -8,11 +8,12 @@
 //! ```
 //! # use std::time::Duration;
 //! # use larder_core::exchange::{Effect, Exchange, ExchangeLimits, NoPeer, Wanted};
+//! # use larder_core::store::ids::TenantId;
 //! # use larder_protocol::peer::Class;
 //! # use larder_protocol::table::NodeNumber;
 //! fn fetch(exchange: &mut Exchange, now: Duration, node: NodeNumber) -> Result<(), NoPeer> {
 //!     let (class, deadline) = (Class::Decode, Duration::from_secs(1));
-//!     let wanted = Wanted { bytes: 2 << 20, class, deadline, has_others: false };
+//!     let wanted = Wanted { tenant: TenantId(0), bytes: 2 << 20, class, deadline, has_others: false };
 //!     let peer = exchange.peer(node)?;
 //!     let fetch = exchange.fetch(now, peer, wanted);
 //!     while let Some(effect) = exchange.poll_effect() {

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use larder_protocol::peer::Class;
 
+use crate::store::ids::TenantId;
+
 /// A line of waiting requests, each under a key of its own.
 ///
 /// A class is a head start: a request of a more urgent class counts as having come earlier. So it passes requests that came
@@ -31,6 +33,19 @@ pub struct Turns<K> {
 /// A place in the line: the time of its turn if nothing were scarce, then the order of arrival.
 type Turn = (Duration, u64);
 
+/// A line for each tenant. The next request is that of the tenant with the fewest bytes under way; of several, the one that is due
+/// first. So a tenant that waits for much does not keep the others from theirs.
+#[derive(Debug)]
+pub(crate) struct TenantTurns<K> {
+    tenants: BTreeMap<TenantId, OfTenant<K>>,
+}
+
+#[derive(Debug)]
+struct OfTenant<K> {
+    turns: Turns<K>,
+    bytes_under_way: u64,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     since: Duration,
@@ -40,6 +55,18 @@ struct Waiting {
 impl<K> Default for Turns<K> {
     fn default() -> Self {
         Self { line: BTreeMap::new(), waiting: HashMap::new(), last_number: 0 }
+    }
+}
+
+impl<K> Default for TenantTurns<K> {
+    fn default() -> Self {
+        Self { tenants: BTreeMap::new() }
+    }
+}
+
+impl<K> Default for OfTenant<K> {
+    fn default() -> Self {
+        Self { turns: Turns::default(), bytes_under_way: 0 }
     }
 }
 
@@ -73,6 +100,47 @@ impl<K: Copy + Eq + Hash> Turns<K> {
         let Some(waiting) = self.waiting.remove(&key) else { return false };
         self.line.remove(&waiting.turn);
         true
+    }
+}
+
+impl<K: Copy + Eq + Hash> TenantTurns<K> {
+    /// Lines up a tenant's request from `now` on. A request that waits already keeps its place.
+    pub(crate) fn wait(&mut self, tenant: TenantId, key: K, class: Class, now: Duration) {
+        self.tenants.entry(tenant).or_default().turns.wait(key, class, now);
+    }
+
+    /// Changes the class of a waiting request; its waiting time still counts.
+    pub(crate) fn change_class(&mut self, key: K, class: Class) {
+        self.tenants.values_mut().for_each(|line| line.turns.change_class(key, class));
+    }
+
+    /// The key of the request whose turn it is.
+    pub(crate) fn next(&self) -> Option<K> {
+        let first = |line: &OfTenant<K>| {
+            let (&turn, &key) = line.turns.line.first_key_value()?;
+            Some(((line.bytes_under_way, turn), key))
+        };
+        self.tenants.values().filter_map(first).min_by_key(|&(order, _)| order).map(|(_, key)| key)
+    }
+
+    /// Takes a key out of its line; returns whether it was there.
+    pub(crate) fn leave(&mut self, key: K) -> bool {
+        self.tenants.values_mut().any(|line| line.turns.leave(key))
+    }
+
+    /// Notes that a tenant's request for `bytes` bytes is under way.
+    pub(crate) fn began(&mut self, tenant: TenantId, bytes: u64) {
+        self.tenants.entry(tenant).or_default().bytes_under_way += bytes;
+    }
+
+    /// Notes that a tenant's request for `bytes` bytes has ended.
+    pub(crate) fn ended(&mut self, tenant: TenantId, bytes: u64) {
+        self.tenants.entry(tenant).or_default().bytes_under_way -= bytes;
+    }
+
+    /// Bytes of the requests of all tenants that are under way.
+    pub(crate) fn bytes_under_way(&self) -> u64 {
+        self.tenants.values().map(|line| line.bytes_under_way).sum()
     }
 }
 

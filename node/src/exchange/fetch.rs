@@ -137,8 +137,9 @@ impl Fetching<'_> {
     /// them.
     async fn batch(&self, mut batch: Batch) {
         let (peers, link) = (self.peers, &self.link);
-        let &larder_core::FetchOrder { deadline, has_others, .. } = self.order;
-        let wanted = Wanted { bytes: batch.bytes, class: *self.class.borrow(), deadline, has_others };
+        let &larder_core::FetchOrder { tenant, deadline, has_others, .. } = self.order;
+        let (bytes, class) = (batch.bytes, *self.class.borrow());
+        let wanted = Wanted { tenant, bytes, class, deadline, has_others };
         let place = InLine::of_fetch(peers, link, wanted);
         let mut changes = self.class.clone();
         loop {

@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use larder_core::cause::Cause;
+use larder_core::store::ids::TenantId;
 use larder_core::{FetchFailure, OrderNumber};
 use larder_net::metrics::Part as _;
 use larder_net::quic::ca::{Authority, Validity};
@@ -294,6 +295,7 @@ fn order_to(
         order: OrderNumber(1),
         holder: Holder { node, device: 0 },
         fingerprint: SPACE,
+        tenant: TenantId(0),
         chunks: Vec::new(),
         deadline,
         has_others: false,

@@ -377,7 +377,7 @@ impl World {
     pub(crate) fn order(&mut self, life: Life, ordered: Ordered) {
         let now = self.local(life.host);
         let key = (ordered.at.actor, ordered.order.order);
-        let FetchOrder { holder, deadline, has_others, class, .. } = ordered.order;
+        let FetchOrder { holder, tenant, deadline, has_others, class, .. } = ordered.order;
         let chunks = ordered.chunks.len();
         let Some(process) = self.process(life) else { return };
         let peer = process.exchange.peer(holder.node);
@@ -393,7 +393,7 @@ impl World {
             let number = self.next_number();
             let bytes = sizes[first..end].iter().sum();
             let Some(process) = self.process(life) else { return };
-            let wanted = WantedBytes { bytes, class, deadline, has_others };
+            let wanted = WantedBytes { tenant, bytes, class, deadline, has_others };
             let request = process.exchange.fetch(now, peer, wanted);
             let batch = Batch {
                 order: key,

@@ -18,7 +18,7 @@ use crate::exchange::BusyPause;
 use crate::loading::Meter;
 use crate::lookups::NotDelivered;
 use crate::placement::{Placement, PlacementRule, place_by_reads, place_by_worth};
-use crate::store::ids::ChunkKey;
+use crate::store::ids::{ChunkKey, TenantId};
 use crate::store::{Came, ChangeKind, FetchId, Wanted};
 use crate::tiers::presence::Fact;
 
@@ -262,10 +262,12 @@ impl Core {
         }
         let now = self.now;
         self.meter(holder).ordered(bytes, now);
+        let tenant = self.store.tenant_of_namespace(&fingerprint).unwrap_or(TenantId(0));
         self.effects.push_back(Effect::Fetch(FetchOrder {
             order,
             holder,
             fingerprint,
+            tenant,
             chunks,
             deadline,
             has_others,

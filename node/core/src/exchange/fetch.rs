@@ -12,6 +12,8 @@ use crate::store::ids::TenantId;
 /// A fetch's request to one peer on one stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
+    /// The tenant whose blocks are wanted.
+    pub tenant: TenantId,
     /// Bytes of the blocks. A fetch of more bytes than all credits takes all credits.
     pub bytes: u64,
     /// The urgency of the requests that wait for the blocks.
@@ -114,7 +116,8 @@ impl Exchange {
         if !self.peers.get_mut(&peer)?.follows.begin(tenant) {
             return None;
         }
-        let wanted = Wanted { bytes: 0, class: Class::Decode, deadline: Duration::MAX, has_others: false };
+        let (class, deadline) = (Class::Decode, Duration::MAX);
+        let wanted = Wanted { tenant, bytes: 0, class, deadline, has_others: false };
         Some(self.begin(peer, wanted, Stage::Follows { tenant, late: 0 }))
     }
 
@@ -168,7 +171,7 @@ impl Exchange {
             return self.effects.extend(state.is_over(request));
         };
         state.stage = Stage::Waits { since: now };
-        peer.gate.turns.wait(request, state.wanted.class, now);
+        peer.gate.turns.wait(state.wanted.tenant, request, state.wanted.class, now);
         let peer = state.peer;
         self.admit(now, peer);
     }
@@ -179,7 +182,7 @@ impl Exchange {
         let Some(peer) = self.peers.get_mut(&state.peer) else { return };
         match std::mem::replace(&mut state.stage, Stage::Pauses) {
             Stage::Waits { .. } => _ = peer.gate.turns.leave(request),
-            Stage::Asked { .. } => peer.gate.give_back(state.wanted.bytes),
+            Stage::Asked { .. } => peer.gate.give_back(state.wanted.tenant, state.wanted.bytes),
             Stage::Follows { tenant, .. } => peer.follows.end(tenant),
             Stage::Pauses => {}
         }
@@ -191,7 +194,7 @@ impl Exchange {
         let Some(peer) = self.peers.get_mut(&peer) else { return };
         while let Some(request) = peer.gate.turns.next() {
             let Some(state) = self.requests.get_mut(&request) else { return };
-            if !peer.gate.admit(request, state.wanted.bytes) {
+            if !peer.gate.admit(request, state.wanted.tenant, state.wanted.bytes) {
                 return;
             }
             let Stage::Waits { since } = std::mem::replace(&mut state.stage, Stage::Asked { at: now }) else {

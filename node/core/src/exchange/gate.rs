@@ -1,12 +1,13 @@
 //! The gate before a peer: bounds streams of blocks and bytes in flight.
 
 use super::{ExchangeLimits, RequestId};
-use crate::priority::Turns;
+use crate::priority::TenantTurns;
+use crate::store::ids::TenantId;
 
 /// The limits of requests to one peer, and the requests that wait.
 #[derive(Debug)]
 pub(super) struct Gate {
-    pub(super) turns: Turns<RequestId>,
+    pub(super) turns: TenantTurns<RequestId>,
     streams: usize,
     /// Free credits, in units of [`CREDIT_UNIT_BYTES`].
     credits: u64,
@@ -16,16 +17,18 @@ pub(super) struct Gate {
 impl Gate {
     pub(super) fn new(limits: &ExchangeLimits) -> Self {
         let all_credits = limits.credit_bytes / CREDIT_UNIT_BYTES;
-        Self { turns: Turns::default(), streams: limits.streams_per_peer, credits: all_credits, all_credits }
+        let turns = TenantTurns::default();
+        Self { turns, streams: limits.streams_per_peer, credits: all_credits, all_credits }
     }
 
-    /// Takes a stream and credits for `bytes` bytes, if they are free. A smaller request never passes the next request in the
-    /// line.
-    pub(super) fn admit(&mut self, next: RequestId, bytes: u64) -> bool {
+    /// Takes a stream and credits for `bytes` bytes of a tenant, if they are free. A smaller request never passes the next
+    /// request in the line.
+    pub(super) fn admit(&mut self, next: RequestId, tenant: TenantId, bytes: u64) -> bool {
         let credits = self.credits_for(bytes);
         let has_room = self.streams > 0 && self.credits >= credits;
         if has_room {
             self.turns.leave(next);
+            self.turns.began(tenant, bytes);
             self.streams -= 1;
             self.credits -= credits;
         }
@@ -33,7 +36,8 @@ impl Gate {
     }
 
     /// Takes back a stream and its credits.
-    pub(super) fn give_back(&mut self, bytes: u64) {
+    pub(super) fn give_back(&mut self, tenant: TenantId, bytes: u64) {
+        self.turns.ended(tenant, bytes);
         self.streams += 1;
         self.credits += self.credits_for(bytes);
     }

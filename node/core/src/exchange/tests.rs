@@ -12,6 +12,7 @@ use larder_protocol::table::MemberState;
 
 use super::*;
 use crate::directory::tests::fixtures::member;
+use crate::store::ids::TenantId;
 
 /// Node 1 with its exchange, and the present time.
 struct Node {
@@ -64,7 +65,11 @@ impl Node {
 
     /// Begins a fetch from a peer that needs so many credits.
     fn fetch(&mut self, peer: PeerId, credits: u64, class: Class) -> RequestId {
-        let wanted = Wanted { bytes: credits * UNIT, class, deadline: DEADLINE, has_others: false };
+        self.fetch_of(TenantId(0), peer, credits, class)
+    }
+
+    fn fetch_of(&mut self, tenant: TenantId, peer: PeerId, credits: u64, class: Class) -> RequestId {
+        let wanted = Wanted { tenant, bytes: credits * UNIT, class, deadline: DEADLINE, has_others: false };
         self.exchange.fetch(self.now, peer, wanted)
     }
 

@@ -30,7 +30,8 @@ fn a_busy_peer_is_asked_again_after_a_pause_that_holds_neither_stream_nor_credit
 fn nobody_waits_for_a_busy_peer_of_what_others_have() {
     let mut node = Node::new(LIMITS);
     let peer = node.peer(2);
-    let wanted = Wanted { bytes: 1, class: Class::Decode, deadline: DEADLINE, has_others: true };
+    let (tenant, class) = (TenantId(0), Class::Decode);
+    let wanted = Wanted { tenant, bytes: 1, class, deadline: DEADLINE, has_others: true };
     let fetch = node.exchange.fetch(node.now, peer, wanted);
     assert!(!node.exchange.is_busy(node.now, fetch, 1, RETRY));
     node.leave(fetch);

@@ -59,6 +59,23 @@ fn a_fetch_that_needs_much_is_passed_by_none_that_needs_little_until_it_gives_it
     assert_eq!((node.turns(), node.exchange.bytes_under_way(peer)), (vec![], 0));
 }
 
+#[test]
+fn a_tenant_with_many_fetches_leaves_the_next_stream_to_another_tenant() {
+    let mut node = Node::new(LIMITS);
+    let peer = node.peer(2);
+    let many: Vec<_> = (0..9).map(|_| node.fetch(peer, 4, Class::Decode)).collect();
+    assert_eq!(node.turns(), many[..2]);
+    // Much later than the head start of a fetch that an engine waits for.
+    node.pass(ms(500));
+    let of_other: Vec<_> = (0..2).map(|_| node.fetch_of(TenantId(1), peer, 1, Class::Prefetch)).collect();
+    node.leave(many[0]);
+    assert_eq!(node.turns(), of_other[..1]);
+    node.leave(of_other[0]);
+    assert_eq!(node.turns(), of_other[1..]);
+    node.leave(many[1]);
+    assert_eq!(node.turns(), many[2..3], "the first tenant has nothing under way, and came before");
+}
+
 /// Begins two fetches that take all streams, then lines up one fetch of each class.
 fn lined_up(node: &mut Node) -> (PeerId, [RequestId; 4]) {
     let peer = node.peer(2);
