@@ -1,9 +1,10 @@
 //! The last lookups of an actor with the outcome of each chunk, to explain why a prompt missed.
 //!
 //! The log keeps lookups, prefetches, and leases that wait for chunks or come short. The log is bounded by its lookups and by
-//! their chunks; the oldest go first.
+//! their chunks; the oldest of the tenant with the most go first.
 
-use std::collections::{HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use larder_protocol::session::Tier;
@@ -114,11 +115,19 @@ impl Core {
 /// The log.
 #[derive(Debug, Default)]
 pub(crate) struct Lookups {
-    kept: VecDeque<LookupRecord>,
+    tenants: BTreeMap<TenantId, OfTenant>,
+    lookups: usize,
     chunks: usize,
     last_number: u64,
     /// Chunks that lately did not come, the newest last, each with the number of the last lookup before its failure.
     undelivered: VecDeque<(u64, ChunkHash, NotDelivered)>,
+}
+
+/// A tenant's lookups, the newest last.
+#[derive(Debug, Default)]
+struct OfTenant {
+    kept: VecDeque<LookupRecord>,
+    chunks: usize,
 }
 
 impl From<FetchFailure> for NotDelivered {
@@ -163,13 +172,31 @@ impl Lookups {
     /// Keeps a lookup, and returns its number.
     pub(crate) fn note(&mut self, record: LookupRecord) -> u64 {
         self.last_number += 1;
+        self.lookups += 1;
         self.chunks += record.hashes.len();
-        self.kept.push_back(LookupRecord { number: self.last_number, ..record });
-        while self.kept.len() > MOST_LOOKUPS || self.chunks > MOST_CHUNKS {
-            let Some(oldest) = self.kept.pop_front() else { break };
-            self.chunks -= oldest.hashes.len();
+        let of = self.tenants.entry(record.tenant).or_default();
+        of.chunks += record.hashes.len();
+        of.kept.push_back(LookupRecord { number: self.last_number, ..record });
+        while self.lookups > MOST_LOOKUPS {
+            self.forget_oldest(|of| of.kept.len());
+        }
+        while self.chunks > MOST_CHUNKS {
+            self.forget_oldest(|of| of.chunks);
         }
         self.last_number
+    }
+
+    /// Forgets the oldest lookup of the tenant with the most.
+    fn forget_oldest(&mut self, has: impl Fn(&OfTenant) -> usize) {
+        let Some((&tenant, of)) = self.tenants.iter_mut().max_by_key(|(_, of)| has(of)) else { return };
+        if let Some(oldest) = of.kept.pop_front() {
+            self.lookups -= 1;
+            self.chunks -= oldest.hashes.len();
+            of.chunks -= oldest.hashes.len();
+        }
+        if of.kept.is_empty() {
+            self.tenants.remove(&tenant);
+        }
     }
 
     /// Notes that a chunk did not come from its place.
@@ -226,8 +253,10 @@ impl Lookups {
 
     /// The last lookups that pass the filter, the newest first.
     pub(crate) fn last(&self, filter: &LookupFilter) -> Vec<LookupRecord> {
-        let wanted = self.kept.iter().rev().filter(|record| filter.wants(record));
-        wanted.take(filter.most).cloned().collect()
+        let kept = self.tenants.values().flat_map(|of| &of.kept);
+        let mut wanted: Vec<&LookupRecord> = kept.filter(|record| filter.wants(record)).collect();
+        wanted.sort_unstable_by_key(|record| Reverse(record.number));
+        wanted.into_iter().take(filter.most).cloned().collect()
     }
 
     /// Bytes of the hashes of all kept lookups.
@@ -236,8 +265,10 @@ impl Lookups {
     }
 
     fn find(&mut self, number: u64) -> Option<&mut LookupRecord> {
-        let first = self.kept.front()?.number;
-        self.kept.get_mut(usize::try_from(number.checked_sub(first)?).ok()?)
+        self.tenants.values_mut().find_map(|OfTenant { kept, .. }| {
+            let position = kept.binary_search_by_key(&number, |record| record.number).ok()?;
+            kept.get_mut(position)
+        })
     }
 }
 
@@ -303,6 +334,21 @@ mod tests {
         assert!(log.last(&LookupFilter { request: Some("9".into()), ..all.clone() }).is_empty(), "forgotten");
         (0..9).for_each(|_| _ = log.note(lookup(8_192, "long")));
         assert_eq!(log.last(&all).len(), MOST_CHUNKS / 8_192);
+    }
+
+    #[test]
+    fn lookups_of_one_tenant_do_not_push_out_those_of_another() {
+        let mut log = Lookups::default();
+        let number = log.note(LookupRecord { tenant: TenantId(1), ..lookup(2, "b") });
+        (0..9).for_each(|_| _ = log.note(lookup(8_192, "a")));
+        (0..MOST_LOOKUPS).for_each(|_| _ = log.note(lookup(1, "a")));
+        log.computes_from(number, 0);
+        let of_b = LookupFilter { request: Some("b".into()), most: 1, ..LookupFilter::default() };
+        let computed = runs_of([ChunkOutcome::ComputedFaster(Tier::Peer); 2]);
+        assert_eq!(log.last(&of_b).into_iter().map(|record| record.outcomes).collect::<Vec<_>>(), [computed]);
+        let all = log.last(&LookupFilter { most: usize::MAX, ..LookupFilter::default() });
+        assert_eq!((all.len(), log.bytes()), (MOST_LOOKUPS, 32 * (MOST_LOOKUPS as u64 + 1)));
+        assert!(all.is_sorted_by(|newer, older| newer.number > older.number));
     }
 
     #[test]
