@@ -230,6 +230,7 @@ impl Store {
         self.tenants.serve(bytes);
         for &tenant in &leaving {
             self.end_pins_of_tenant(tenant);
+            self.forget_uses(tenant);
             self.namespaces.leave(tenant);
         }
         if !leaving.is_empty() {

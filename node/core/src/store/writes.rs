@@ -15,9 +15,9 @@ use super::admission::Admission;
 use super::commit::BlockMove;
 use super::disk::Disk;
 use super::hand_out::Named;
-use super::ids::{Below, ChunkId, TenantId};
+use super::ids::{Below, ChunkId, ChunkKey, TenantId};
 use super::index::{Account, Block, Chunk, OnDisk, Standing, Stored};
-use super::namespaces::Pool;
+use super::namespaces::{Namespace, Pool};
 use super::object::Objects;
 use super::shares::Shares;
 use super::{Checksums, Store};
@@ -160,15 +160,16 @@ impl WriteLine {
     }
 
     /// Whether a chunk that may be written is written now. Counts the use, if the policy counts uses.
-    fn wants(&mut self, chunk: &Chunk, moment: Moment) -> bool {
+    fn wants(&mut self, namespace: &Namespace, chunk: &Chunk, moment: Moment) -> bool {
+        let key = || ChunkKey { fingerprint: namespace.fingerprint, hash: chunk.hash };
         match (self.policy, moment) {
             (Some(WritePolicy::WriteThrough), Moment::Came | Moment::Evicted)
             | (Some(WritePolicy::WriteBack), Moment::Evicted) => true,
             (Some(WritePolicy::WriteThroughSelective), Moment::Came | Moment::Used) => {
-                self.admission.used(&chunk.hash)
+                self.admission.used(namespace.tenant, &key())
             }
             (Some(WritePolicy::WriteThroughSelective), Moment::Evicted) => {
-                self.admission.is_worth_writing(&chunk.hash)
+                self.admission.is_worth_writing(namespace.tenant, &key())
             }
             _ => false,
         }
@@ -292,6 +293,13 @@ impl Store {
         true
     }
 
+    /// Forgets the uses by a tenant that left.
+    pub(super) fn forget_uses(&mut self, tenant: TenantId) {
+        for tier in [Below::Disk, Below::Object] {
+            self.line(tier).into_iter().for_each(|line| line.admission.forget(tenant));
+        }
+    }
+
     fn line(&mut self, tier: Below) -> Option<&mut WriteLine> {
         line_of(&mut self.disk, &mut self.object, tier)
     }
@@ -306,7 +314,7 @@ impl Store {
             Below::Disk => chunk.belongs_on_disk(),
             Below::Object => chunk.belongs_in_objects(),
         };
-        may_be_written && line.wants(chunk, moment)
+        may_be_written && line.wants(self.namespaces.get(chunk.namespace), chunk, moment)
     }
 
     #[inline]
