@@ -32,6 +32,7 @@ pub mod drain;
 mod effect;
 mod event;
 pub mod exchange;
+pub mod fair;
 mod give_up;
 pub mod loading;
 mod looked_up;

@@ -19,7 +19,7 @@
 //! **Attempts.** A reservation may carry an attempt's number. A later attempt ends the earlier attempts at the same chunks, so a
 //! writer that was given up can neither hand over nor commit. A reader names the first attempt from which it wants layers.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeBounds;
 
 use larder_protocol::chain::Links;
@@ -28,11 +28,12 @@ use larder_protocol::limits::{MAX_MESSAGE_BLOCKS, MAX_SESSION_FOLLOWS};
 use larder_protocol::session::Scarce;
 use larder_protocol::{Chain, ChunkHash, Fingerprint, PoolRules, PoolSet};
 
-use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId};
+use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId, TenantId};
 use super::index::{Block, Chunk};
 use super::lookup::{CLAIMS_RETRY_MS, Presence, most_chunks};
 use super::{FetchId, Refused, Source, Store, Wanted};
 use crate::Millis;
+use crate::fair::FairPlaces;
 
 mod again;
 mod ends;
@@ -73,8 +74,8 @@ pub(super) struct Follows {
     told: Vec<FollowNews>,
     /// Chunks, as (follow, position), for which the follow's own writer's node is to be asked: another follow's fetch failed.
     again: BTreeSet<(u64, usize)>,
-    /// Chunks that peers follow, by namespace.
-    peer_chunks: HashMap<Fingerprint, u64>,
+    /// Chunks that peers follow, by tenant; namespaces that are not known here count together.
+    peer_chunks: FairPlaces<Option<TenantId>>,
     /// Chunks that were followed and did not come.
     lost: u64,
 }
@@ -94,6 +95,8 @@ pub(super) enum Reader {
 struct Follow {
     /// `None` for a peer's follow.
     session: Option<SessionId>,
+    /// The tenant that a peer's follow counts for; `None` if the namespace was not known when the follow began.
+    tenant: Option<TenantId>,
     fingerprint: Fingerprint,
     slices: Box<[u16]>,
     attempt: u64,
@@ -303,6 +306,7 @@ impl Store {
         let follow = self.next_number();
         let started = Follow {
             session: Some(session),
+            tenant: None,
             fingerprint,
             slices,
             attempt,
@@ -534,6 +538,6 @@ impl Store {
         assert!(again.is_empty() && self.follows.deadlines.is_empty(), "{:?}", self.follows);
         assert!(open.is_empty() && layers.is_empty() && attempts.is_empty(), "{:?}", self.follows);
         assert!(holders.is_empty() && awaited.is_empty() && limbo.is_empty(), "{:?}", self.follows);
-        assert!(peer_chunks.is_empty(), "{peer_chunks:?}");
+        assert!(peer_chunks.are_free(), "{peer_chunks:?}");
     }
 }

@@ -457,10 +457,10 @@ fn peers_follow_no_more_than_they_may() {
     };
     let follows = [follow(&mut w, &hashes), follow(&mut w, &hashes)];
     assert!(follows.iter().all(Option::is_some));
-    assert_eq!(follow(&mut w, &hashes[..1]), None, "a namespace takes no more than it leaves free");
+    assert_eq!(follow(&mut w, &hashes[..1]), None, "a tenant takes no more than it leaves free");
     let other = Fingerprint([9; 32]);
     let of_other = w.core.follow_for_peer(w.now, &other, (&hashes, &[]), (1, u64::MAX));
-    assert!(of_other.is_some(), "there is room for another namespace");
+    assert!(of_other.is_some(), "there is room for unknown namespaces");
     // After ten minutes without news a follow ends, however patient the peer says it is.
     w.pass(Duration::from_secs(601));
     assert!((0..48).all(|_| matches!(w.told().what, News::Lost)));

@@ -75,7 +75,7 @@ impl Store {
     /// Ends a follow, and its claims.
     pub(in crate::store) fn end_follow(&mut self, follow: u64) {
         let Some(open) = self.follows.open.remove(&follow) else { return };
-        let Follow { session, fingerprint, chunks, deadline, leased_blocks, .. } = open;
+        let Follow { session, tenant, fingerprint, chunks, deadline, leased_blocks, .. } = open;
         // An engine reads the last layer before the writer commits, and the next turn begins with these chunks.
         let is_in_place = session.is_some() && chunks.iter().all(|chunk| self.has_all_layers(chunk));
         match session {
@@ -85,7 +85,7 @@ impl Store {
                     held.follows.remove(&follow);
                 }
             }
-            None => self.follows.peer_unfollowed(fingerprint, chunks.len() as u64),
+            None => self.follows.peer_chunks.give_back(tenant, chunks.len() as u64),
         }
         for (position, &chunk) in chunks.iter().enumerate().rev() {
             let reader = Reader::Follow(follow, position);

@@ -1,11 +1,9 @@
 //! Follows by peers: a peer is told of each layer, the commit, or the loss of a chunk.
 
-use std::collections::hash_map::Entry;
-
 use larder_protocol::checksum::{layer_ranges, layers_checksum};
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
-use super::{Follow, Followed, Follows};
+use super::{Follow, Followed};
 use crate::Millis;
 use crate::store::Store;
 use crate::store::hand_out::Named;
@@ -50,29 +48,9 @@ pub struct LayersInPlace {
     pub checksum: u64,
 }
 
-impl Follows {
-    /// Counts chunks that a peer follows; `None` if peers follow too many chunks of the namespace already. The chunks of a
-    /// namespace are no more than what stays free: a follow may wait for minutes, and must not keep others from following.
-    fn peer_followed(&mut self, fingerprint: Fingerprint, chunks: u64, most: u64) -> Option<()> {
-        let total: u64 = self.peer_chunks.values().sum();
-        let free = most.checked_sub(total + chunks)?;
-        let own = self.peer_chunks.get(&fingerprint).copied().unwrap_or(0) + chunks;
-        (own <= free).then(|| _ = self.peer_chunks.insert(fingerprint, own))
-    }
-
-    pub(super) fn peer_unfollowed(&mut self, fingerprint: Fingerprint, chunks: u64) {
-        if let Entry::Occupied(mut followed) = self.peer_chunks.entry(fingerprint) {
-            *followed.get_mut() -= chunks;
-            if *followed.get() == 0 {
-                followed.remove();
-            }
-        }
-    }
-}
-
 impl Store {
     /// Follows chunks for another node: the `pools` of each chunk, by position, or all pools if `pools` is empty. `None` if peers
-    /// already follow too many chunks of the namespace. [`Store::end_grant`] ends the follow.
+    /// already follow too many chunks of the namespace's tenant. [`Store::end_grant`] ends the follow.
     pub fn follow_for_peer(
         &mut self,
         fingerprint: &Fingerprint,
@@ -82,10 +60,15 @@ impl Store {
         now: Millis,
     ) -> Option<u64> {
         let most = self.limits.peers.as_ref()?.max_granted_chunks.saturating_mul(FOLLOWED_FOR_EACH_GRANT);
-        self.follows.peer_followed(*fingerprint, hashes.len() as u64, most)?;
+        let tenant = self.tenant_of_namespace(fingerprint);
+        // A follow may wait for minutes, and must not keep other tenants from following.
+        if !self.follows.peer_chunks.take(tenant, hashes.len() as u64, most) {
+            return None;
+        }
         let follow = self.next_number();
         let started = Follow {
             session: None,
+            tenant,
             fingerprint: *fingerprint,
             slices: Box::default(),
             attempt,

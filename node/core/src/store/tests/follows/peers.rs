@@ -87,6 +87,25 @@ fn what_peers_follow_is_bounded() {
     assert!(w.f.store.follow_for_peer(&fingerprint, (&hashes, &[]), 0, PATIENCE, NOW).is_some());
 }
 
+#[test]
+fn a_tenant_with_many_namespaces_leaves_room_for_what_peers_follow_of_another_tenant() {
+    let mut w = World::new();
+    let hashes: Vec<ChunkHash> = (0..8).map(|byte| ChunkHash([byte; 32])).collect();
+    let mut follow = |tenant: u16, model: String| {
+        let spec = NamespaceSpec { model, ..spec() };
+        let name = ["a", "b"][usize::from(tenant)];
+        let session = w.f.store.open_session(TenantId(tenant), ProcessId(9), 1 << 20);
+        w.f.store.register(session, name, &spec, &[0], &[BLOCK]).unwrap();
+        w.f.store.follow_for_peer(&spec.fingerprint(name), (&hashes, &[]), 0, PATIENCE, NOW)
+    };
+    let follows: Vec<_> = (0..4).map_while(|number| follow(0, format!("m{number}"))).collect();
+    assert_eq!(follows.len(), 2, "half of the places");
+    let of_other = follow(1, "m0".to_owned());
+    assert!(of_other.is_some());
+    follows.into_iter().chain(of_other).for_each(|follow| w.f.store.end_grant(follow));
+    w.assert_nothing_is_held();
+}
+
 /// The news for a peer: position, kind of news, and offset of the layers.
 fn tell(store: &mut Store, follow: u64) -> Vec<(u32, &'static str, u64)> {
     let what = |told: FollowNews| {
