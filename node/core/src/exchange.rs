@@ -67,6 +67,9 @@ pub use thread_loads::ThreadLoads;
 use fetch::Request;
 use silence::PeerHealth;
 
+use crate::fair::FairPlaces;
+use crate::store::ids::TenantId;
+
 /// The limits of the exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExchangeLimits {
@@ -94,6 +97,8 @@ pub struct Exchange {
     own: NodeNumber,
     peers: BTreeMap<PeerId, PeerHealth>,
     requests: BTreeMap<RequestId, Request>,
+    /// Follows of nodes that are no members yet.
+    waiting_follows: FairPlaces<TenantId>,
     alarms: BTreeSet<(Duration, Alarm)>,
     /// The connections with other nodes. After each call, the shell closes the connections that [`Connections::poll_close`]
     /// names.
@@ -173,6 +178,7 @@ impl Exchange {
             own: NodeNumber::default(),
             peers: BTreeMap::new(),
             requests: BTreeMap::new(),
+            waiting_follows: FairPlaces::default(),
             alarms: BTreeSet::new(),
             connections: Connections::new(limits.connections, limits.connection_idle),
             effects: VecDeque::new(),

@@ -31,7 +31,7 @@ use tokio::time::{sleep, timeout};
 
 use super::connections::{AskedAgain, InUse, Link};
 use super::peers::Peers;
-use super::place::InLine;
+use super::place::{AwaitsMember, InLine};
 use super::send::order::{BEFORE_BLOCKS, SendOrder, SendTurns};
 use super::serve::{BUSY_RETRY_MS, SEND_DEADLINE, STALL_DEADLINE, Server};
 use super::{AskFollow, FetchChunk, FollowOrder, PeerNews, PeerStep};
@@ -101,7 +101,10 @@ fn tell(order: &FollowOrder, chunk: usize, came: Arrival) {
 
 /// Asks and receives until every chunk has ended; returns why some chunks did not come.
 async fn follow(peers: &Peers, order: &FollowOrder, coming: &RefCell<Vec<Coming>>) -> FetchFailure {
-    let Some(link) = link_to(peers, order).await else { return FetchFailure::Unreachable };
+    let link = match link_to(peers, order).await {
+        Ok(link) => link,
+        Err(failure) => return failure,
+    };
     let Some(place) = InLine::of_follow(peers, &link, order.ordered.tenant) else {
         return FetchFailure::Full;
     };
@@ -112,17 +115,26 @@ async fn follow(peers: &Peers, order: &FollowOrder, coming: &RefCell<Vec<Coming>
 }
 
 /// The link to the writer's node, which may have joined so lately that this node does not know of it yet.
-async fn link_to(peers: &Peers, order: &FollowOrder) -> Option<Rc<Link>> {
+async fn link_to(peers: &Peers, order: &FollowOrder) -> Result<Rc<Link>, FetchFailure> {
     let (writer, arriving) = (&order.ordered.writer.node, Arriving::new(peers.now()));
+    let mut place = None;
     loop {
         let node = peers.number_of(writer).ok_or(NoPeer::NotAMember);
         match node.and_then(|node| peers.link(node)) {
-            Ok(link) => return Some(link),
+            Ok(link) => return Ok(link),
             Err(error) => match arriving.pause(peers.now(), error) {
-                Some(pause) => sleep(pause).await,
+                Some(pause) => {
+                    if place.is_none() {
+                        place =
+                            Some(AwaitsMember::of(peers, order.ordered.tenant).ok_or(FetchFailure::Full)?);
+                    }
+                    sleep(pause).await;
+                }
                 None => {
-                    tracing::warn!(node = writer, %error, "this node cannot follow a writer on another node");
-                    return None;
+                    if let Some(more) = peers.says("follow") {
+                        tracing::warn!(node = writer, %error, more, "this node cannot follow a writer on another node");
+                    }
+                    return Err(FetchFailure::Unreachable);
                 }
             },
         }

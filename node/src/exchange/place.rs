@@ -17,6 +17,12 @@ pub(super) struct InLine {
     told: Rc<TurnSignal>,
 }
 
+/// The place of a tenant's follow whose writer's node is no member yet. Dropping it gives the place back.
+pub(super) struct AwaitsMember {
+    peers: Peers,
+    tenant: TenantId,
+}
+
 /// The channel by which a fetch hears of its turn.
 #[derive(Default)]
 pub(super) struct TurnSignal {
@@ -66,6 +72,20 @@ impl InLine {
     /// Whether a follow goes on after its peer answered a probe, or did not answer.
     pub(super) fn follows_on(&self, answers: bool) -> bool {
         self.peers.decide(|exchange, _| exchange.follows_on(self.request, answers))
+    }
+}
+
+impl AwaitsMember {
+    /// `None` if the tenant's follows wait for too many nodes already.
+    pub(super) fn of(peers: &Peers, tenant: TenantId) -> Option<Self> {
+        let waits = peers.decide(|exchange, _| exchange.waits_for_member(tenant));
+        waits.then(|| Self { peers: peers.clone(), tenant })
+    }
+}
+
+impl Drop for AwaitsMember {
+    fn drop(&mut self) {
+        self.peers.decide(|exchange, _| exchange.stops_waiting(self.tenant));
     }
 }
 

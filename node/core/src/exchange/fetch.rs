@@ -1,6 +1,5 @@
 //! Fetches: decides when a fetch may ask its peer, and whether it asks a busy peer again.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use larder_protocol::limits::MAX_FETCH_CHUNKS;
@@ -44,10 +43,6 @@ pub(super) struct Request {
     pause: BusyPause,
     pub(super) stage: Stage,
 }
-
-/// The number of each tenant's follows of one peer.
-#[derive(Debug, Default)]
-pub(super) struct Follows(BTreeMap<TenantId, usize>);
 
 #[derive(Debug)]
 pub(super) enum Stage {
@@ -113,12 +108,24 @@ impl Exchange {
     /// Begins a follow for a tenant. A follow takes as long as a prefill, and would keep fetches from passing the gate, so follows
     /// have a bound of their own, and each tenant has one. `None` at these bounds, or if the peer is gone.
     pub fn follow(&mut self, peer: PeerId, tenant: TenantId) -> Option<RequestId> {
-        if !self.peers.get_mut(&peer)?.follows.begin(tenant) {
+        if !self.peers.get_mut(&peer)?.follows.take(tenant, 1, FOLLOWS_PER_PEER) {
             return None;
         }
         let (class, deadline) = (Class::Decode, Duration::MAX);
         let wanted = Wanted { tenant, bytes: 0, class, deadline, has_others: false };
         Some(self.begin(peer, wanted, Stage::Follows { tenant, late: 0 }))
+    }
+
+    /// Takes a place for a tenant's follow of a node that is no member yet: nobody knows how many of these nodes will come. Returns
+    /// whether there was one; [`Self::stops_waiting`] gives it back.
+    #[must_use]
+    pub fn waits_for_member(&mut self, tenant: TenantId) -> bool {
+        self.waiting_follows.take(tenant, 1, FOLLOWS_PER_PEER)
+    }
+
+    /// Gives the place of a tenant's follow back that waited for a node.
+    pub fn stops_waiting(&mut self, tenant: TenantId) {
+        self.waiting_follows.give_back(tenant, 1);
     }
 
     /// Whether a follow goes on after a probe of its peer; `answers` says whether the peer answered. One late answer is no reason
@@ -183,7 +190,7 @@ impl Exchange {
         match std::mem::replace(&mut state.stage, Stage::Pauses) {
             Stage::Waits { .. } => _ = peer.gate.turns.leave(request),
             Stage::Asked { .. } => peer.gate.give_back(state.wanted.tenant, state.wanted.bytes),
-            Stage::Follows { tenant, .. } => peer.follows.end(tenant),
+            Stage::Follows { tenant, .. } => peer.follows.give_back(tenant, 1),
             Stage::Pauses => {}
         }
         let peer = state.peer;
@@ -208,29 +215,6 @@ impl Exchange {
     }
 }
 
-impl Follows {
-    /// Takes a place for a tenant, if one is left for it. No tenant takes more places than it leaves free: one alone takes half
-    /// of them, two that take all they can take a third each, and a tenant that follows nothing finds a place.
-    fn begin(&mut self, tenant: TenantId) -> bool {
-        let all: usize = self.0.values().sum();
-        let own = self.0.get(&tenant).copied().unwrap_or(0);
-        let may_begin = own + all < FOLLOWS_PER_PEER;
-        if may_begin {
-            self.0.insert(tenant, own + 1);
-        }
-        may_begin
-    }
-
-    fn end(&mut self, tenant: TenantId) {
-        if let Some(own) = self.0.get_mut(&tenant) {
-            *own -= 1;
-            if *own == 0 {
-                self.0.remove(&tenant);
-            }
-        }
-    }
-}
-
 impl Request {
     /// The answer to a request that waits for its turn at a peer that is gone.
     pub(super) fn is_over(&self, request: RequestId) -> Option<Effect> {
@@ -249,5 +233,6 @@ pub const FOLLOW_PROBE: Duration = Duration::from_secs(1);
 /// After this many late answers in a row, a follow ends.
 const LATE_ANSWERS: u32 = 3;
 
-/// Follows of one peer at a time; each has a stream. A connection carries 256.
-const FOLLOWS_PER_PEER: usize = 128;
+/// Follows of one peer at a time, and follows that wait for nodes that are no members yet. Each follow of a peer has a stream; a
+/// connection carries 256.
+const FOLLOWS_PER_PEER: u64 = 128;

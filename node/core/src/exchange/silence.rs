@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use larder_protocol::table::{Member, MemberState, NodeNumber, Table};
 
-use super::fetch::{Follows, LATE_FETCHES};
+use super::fetch::LATE_FETCHES;
 use super::gate::Gate;
 use super::{Alarm, Effect, Exchange, ExchangeLimits, PeerId};
+use crate::fair::FairPlaces;
+use crate::store::ids::TenantId;
 
 /// The state of a peer in one of its incarnations.
 #[derive(Debug)]
@@ -23,7 +25,7 @@ pub(super) struct PeerHealth {
     /// The time at which the last of these fetches was late.
     pub(super) late_at: Duration,
     pub(super) gate: Gate,
-    pub(super) follows: Follows,
+    pub(super) follows: FairPlaces<TenantId>,
 }
 
 /// Whether a peer is heard. `Doubted`: the peer was not heard for a moment. `Silent`: the peer is left out. `probe` is the number
@@ -38,7 +40,7 @@ enum Hearing {
 impl PeerHealth {
     pub(super) fn new(limits: &ExchangeLimits) -> Self {
         let (late_fetches, late_at) = (0, Duration::ZERO);
-        let (gate, follows) = (Gate::new(limits), Follows::default());
+        let (gate, follows) = (Gate::new(limits), FairPlaces::default());
         Self { standing: Hearing::Well, late_fetches, late_at, gate, follows }
     }
 

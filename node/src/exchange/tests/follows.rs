@@ -1,5 +1,6 @@
 //! A follower's reaction to the messages of the writer's node: right layers, and everything else.
 
+use futures_util::future::join_all;
 use larder_core::Event;
 use larder_core::store::ids::TenantId;
 use larder_protocol::checksum::{layers_checksum, range_checksum};
@@ -90,6 +91,15 @@ pub(super) async fn follows_once(asker: &Asker, holder: &Holder2) -> Vec<String>
 }
 
 async fn follow_until(asker: &Asker, cancelled: oneshot::Receiver<()>, pools: Vec<PoolSet>) -> Vec<String> {
+    follow_of(asker, TenantId(0), cancelled, pools).await
+}
+
+async fn follow_of(
+    asker: &Asker,
+    tenant: TenantId,
+    cancelled: oneshot::Receiver<()>,
+    pools: Vec<PoolSet>,
+) -> Vec<String> {
     let (news, mut came) = mpsc::unbounded_channel();
     let chunk = |number: u8| FetchChunk {
         hash: hash(number),
@@ -105,7 +115,7 @@ async fn follow_until(asker: &Asker, cancelled: oneshot::Receiver<()>, pools: Ve
         order: ORDER,
         writer: Writer { node: asker.other.clone(), device: 0 },
         fingerprint: SPACE,
-        tenant: TenantId(0),
+        tenant,
         chunks: Vec::new(),
         pools,
         attempt: 0,
@@ -271,6 +281,24 @@ fn a_node_that_is_no_member_is_not_followed() {
         tokio::time::pause();
         let (_cancel, cancelled) = oneshot::channel();
         assert_eq!(follow_until(&asker, cancelled, Vec::new()).await, ["0: Unreachable", "1: Unreachable"]);
+    });
+}
+
+#[test]
+fn a_tenant_waits_for_few_nodes_that_are_no_members_and_leaves_places_to_other_tenants() {
+    between(ExchangeLimits::default(), async |mut asker, _| {
+        asker.other = "nobody".to_owned();
+        tokio::time::pause();
+        let follow = async |tenant| {
+            let (_cancel, cancelled) = oneshot::channel();
+            follow_of(&asker, tenant, cancelled, Vec::new()).await
+        };
+        let many = join_all((0..100).map(|_| follow(TenantId(0))));
+        let (many, one) = tokio::join!(many, follow(TenantId(1)));
+        let refused = many.iter().filter(|came| **came == ["0: Full", "1: Full"]).count();
+        let waited = many.iter().filter(|came| **came == ["0: Unreachable", "1: Unreachable"]).count();
+        assert_eq!((refused, waited), (36, 64));
+        assert_eq!(one, ["0: Unreachable", "1: Unreachable"]);
     });
 }
 
