@@ -5,6 +5,7 @@ pub(crate) mod metrics;
 
 use actix::Message;
 use larder_core::directory::{Changes, Holders};
+use larder_core::store::ids::TenantId;
 use larder_net::trace::Trace;
 use larder_protocol::table::Holder;
 use larder_protocol::{ChunkRef, Fingerprint};
@@ -19,6 +20,8 @@ pub use metrics::DirectoryMetrics;
 pub struct AskHolders {
     /// The namespace.
     pub fingerprint: Fingerprint,
+    /// The namespace's tenant.
+    pub tenant: TenantId,
     /// The chunks.
     pub chunks: Vec<ChunkRef>,
     /// The question's span.

@@ -130,6 +130,8 @@ pub enum Effect {
         question: QuestionId,
         /// The namespace.
         fingerprint: Fingerprint,
+        /// The namespace's tenant.
+        tenant: TenantId,
         /// The chunks.
         chunks: Vec<ChunkRef>,
         /// The cause.

@@ -31,9 +31,9 @@ impl GpuActor {
                 let holders = holders.collect();
                 self.tell(Event::SiblingsFound { question, holders });
             }
-            Effect::FindHolders { question, fingerprint, chunks, cause } => {
+            Effect::FindHolders { question, fingerprint, tenant, chunks, cause } => {
                 let trace = trace_of(&cause);
-                self.find_holders(question, AskHolders { fingerprint, chunks, trace }, ctx);
+                self.find_holders(question, AskHolders { fingerprint, tenant, chunks, trace }, ctx);
             }
             Effect::Fetch(order) => self.fetch(order, ctx),
             Effect::Hurry(order) => self.pending.hurry(order),

@@ -12,6 +12,8 @@ use larder_core::Millis;
 use larder_core::directory::cache::Cache;
 use larder_core::directory::lookup::{HomeAsk, Lookup, View, row_keys};
 use larder_core::directory::{Answered, BatchId, FLUSH_MS, Holders, Moved, Outbox, Outgoing, Shard};
+use larder_core::fair::FairPlaces;
+use larder_core::store::ids::TenantId;
 use larder_net::trace::{SpanKind, Trace};
 use larder_protocol::peer::{Announce, Announced, Chunks, PeerRequest, PeerResponse, Repair, Rows};
 use larder_protocol::table::{NodeNumber, RowKey, Table};
@@ -39,7 +41,8 @@ pub struct DirectoryActor {
     metrics: DirectoryMetrics,
     clock: Clock,
     watch: Watch,
-    finds: usize,
+    /// The questions to other homes that are under way.
+    finds: FairPlaces<TenantId>,
     /// When the actor next looks for due messages.
     next_look: Option<(Millis, SpawnHandle)>,
 }
@@ -79,7 +82,7 @@ impl DirectoryActor {
             metrics,
             clock,
             watch,
-            finds: 0,
+            finds: FairPlaces::default(),
             next_look: None,
         }
     }
@@ -225,11 +228,11 @@ impl DirectoryActor {
         let trace = ask.trace;
         trace.count("larder.chunks", ask.chunks.len() as u64);
         trace.count("larder.homes", others.len() as u64);
-        if others.is_empty() || self.finds + others.len() > MAX_FINDS {
-            self.metrics.finds.with_label_values(&["shed"]).inc_by(others.len() as u64);
+        let (tenant, finds) = (ask.tenant, others.len() as u64);
+        if others.is_empty() || !self.finds.take(tenant, finds, MAX_FINDS) {
+            self.metrics.finds.with_label_values(&["shed"]).inc_by(finds);
             return Box::pin(fut::ready(self.found(lookup)));
         }
-        self.finds += others.len();
         let asked = others.into_iter().map(|HomeAsk { home, find, positions }| {
             let trace = trace.child(SpanKind::Client, "find");
             trace.count("larder.chunks", positions.len() as u64);
@@ -238,7 +241,7 @@ impl DirectoryActor {
         });
         let chunks = ask.chunks.len();
         Box::pin(join_all(asked).into_actor(self).map(move |answers, act, _| {
-            act.finds -= answers.len();
+            act.finds.give_back(tenant, finds);
             let nobody = || nobody_knows(chunks);
             act.guarded(|act| act.answers(lookup, answers, &trace)).unwrap_or_else(nobody)
         }))
@@ -432,5 +435,6 @@ const MAILBOX_MESSAGES: usize = 1_024;
 /// Batches of changes that the directory takes from this node's own actors at once.
 const OWN_BATCHES: u32 = 4;
 
-/// Limit of questions to other homes at a time. Beyond it, unknown chunks count as held by nobody.
-const MAX_FINDS: usize = 4_096;
+/// Limit of questions to other homes at a time; one tenant alone has half of them. Beyond it, unknown chunks count as held by
+/// nobody.
+const MAX_FINDS: u64 = 8_192;

@@ -15,7 +15,7 @@ use crate::directory::Holders;
 use crate::directory::lookup::row_keys;
 use crate::effect::Effect;
 use crate::event::{QuestionId, RequestId};
-use crate::store::ids::{ChunkKey, SessionId};
+use crate::store::ids::{ChunkKey, SessionId, TenantId};
 use crate::store::{FetchId, Source, Walk};
 use crate::tiers::presence::Fact;
 
@@ -221,7 +221,7 @@ impl Core {
             asks: Asks::Directory,
             until: Duration::ZERO,
         });
-        self.effects.push_back(Effect::FindHolders { question, fingerprint, chunks, cause });
+        self.find_holders(question, fingerprint, chunks, cause);
     }
 
     /// Asks the directory who else has the chunks that a drain is to move.
@@ -235,7 +235,7 @@ impl Core {
             until: Duration::ZERO,
         });
         let cause = Cause::default();
-        self.effects.push_back(Effect::FindHolders { question, fingerprint, chunks, cause });
+        self.find_holders(question, fingerprint, chunks, cause);
         question
     }
 
@@ -320,7 +320,18 @@ impl Core {
         (question.asks, question.located.took_time) = (Asks::Directory, true);
         let cause = question.cause.child("find_holders");
         let question = self.ask(question);
-        self.effects.push_back(Effect::FindHolders { question, fingerprint, chunks, cause });
+        self.find_holders(question, fingerprint, chunks, cause);
+    }
+
+    fn find_holders(
+        &mut self,
+        question: QuestionId,
+        fingerprint: Fingerprint,
+        chunks: Vec<ChunkRef>,
+        cause: Cause,
+    ) {
+        let tenant = self.store.tenant_of_namespace(&fingerprint).unwrap_or(TenantId(0));
+        self.effects.push_back(Effect::FindHolders { question, fingerprint, tenant, chunks, cause });
     }
 
     /// Keeps the directory's answer to a lookup for the lease that follows.

@@ -2,6 +2,7 @@
 
 use actix::prelude::*;
 use larder_core::store::ChangeKind;
+use larder_core::store::ids::TenantId;
 use larder_net::metrics::Part as _;
 use larder_net::trace::Trace;
 use larder_protocol::peer::{Announce, Announced, Find, RowChange};
@@ -89,8 +90,12 @@ fn a_directory_that_panics_begins_again_and_has_everybody_tell_everything_again(
         }
 
         plant("directory");
-        let asked =
-            AskHolders { fingerprint: SPACE, chunks: (0..4).map(chunk).collect(), trace: Trace::default() };
+        let asked = AskHolders {
+            fingerprint: SPACE,
+            tenant: TenantId(0),
+            chunks: (0..4).map(chunk).collect(),
+            trace: Trace::default(),
+        };
         let found = directory.send(asked).await.unwrap();
         assert_eq!(found.holders, vec![Holders::default(); 4], "the question has an answer all the same");
         assert_eq!((watch.panics("directory"), *restarts.borrow()), (1, 1));
