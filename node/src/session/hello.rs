@@ -189,17 +189,14 @@ async fn welcome(
     if is_gone && actor.address.send(Tell(Event::ProcessGone(process))).await.is_err() {
         tracing::debug!(process = process.0, "an actor has stopped before a process was gone");
     }
-    tracing::info!(
-        tenant = &**name,
-        client = hello.client,
-        pid,
-        device,
-        session = session.0,
-        "session opened"
-    );
+    if let Some(more) = host.places.says_opened() {
+        let client = &hello.client;
+        tracing::info!(tenant = &**name, client, pid, device, session = session.0, more, "session opened");
+    }
     let opened = Opened {
         session,
         tenant: Arc::clone(name),
+        places: host.places.clone(),
         address: actor.address.clone(),
         counted,
         member,

@@ -93,13 +93,21 @@ pub(super) struct Host {
     pub(super) leaves: watch::Receiver<bool>,
 }
 
-/// The places of a tenant's sessions and other connections, and the lines about those that are refused. They are the same for
-/// each listener of the tenant. Cloning shares.
+/// The places of a tenant's sessions and other connections, and the lines about them. They are the same for each listener of the
+/// tenant. Cloning shares.
 #[derive(Clone)]
 pub struct Places {
     pub(super) sessions: Arc<Semaphore>,
     connections: Arc<Semaphore>,
-    refused: Arc<Mutex<(Clock, Seldom)>>,
+    lines: Arc<Mutex<Lines>>,
+}
+
+/// The lines about a tenant's sessions in the log. A tenant can open and close thousands of sessions in a second.
+struct Lines {
+    clock: Clock,
+    refused: Seldom,
+    opened: Seldom,
+    ended: Seldom,
 }
 
 impl Places {
@@ -109,14 +117,34 @@ impl Places {
         Self {
             sessions: Arc::new(Semaphore::new(sessions)),
             connections: Arc::new(Semaphore::new(sessions + others)),
-            refused: Arc::new(Mutex::new((Clock::start(), Seldom::new(QUIET)))),
+            lines: Arc::new(Mutex::new(Lines {
+                clock: Clock::start(),
+                refused: Seldom::new(QUIET),
+                opened: Seldom::new(QUIET).after(LINES_A_MINUTE),
+                ended: Seldom::new(QUIET).after(LINES_A_MINUTE),
+            })),
         }
     }
 
     /// The number of refusals that were not logged before this one; `None` if this one is not logged either.
     pub(super) fn says_refused(&self) -> Option<u64> {
-        let (clock, seldom) = &mut *lock(&self.refused);
-        seldom.says(clock.elapsed())
+        self.says(|lines| &mut lines.refused)
+    }
+
+    /// As [`Self::says_refused`], of sessions that were opened.
+    pub(super) fn says_opened(&self) -> Option<u64> {
+        self.says(|lines| &mut lines.opened)
+    }
+
+    /// As [`Self::says_refused`], of sessions that ended.
+    pub(super) fn says_ended(&self) -> Option<u64> {
+        self.says(|lines| &mut lines.ended)
+    }
+
+    fn says(&self, which: impl Fn(&mut Lines) -> &mut Seldom) -> Option<u64> {
+        let lines = &mut *lock(&self.lines);
+        let now = lines.clock.elapsed();
+        which(lines).says(now)
     }
 }
 
@@ -207,3 +235,6 @@ async fn accept(host: Host, socket: UnixListener, settings: SessionSettings) {
 
 /// At most one session that is refused is logged in this time.
 const QUIET: Duration = Duration::from_secs(1);
+
+/// Lines of a tenant's opened sessions, and of its ended sessions, that are logged in each minute in any case.
+const LINES_A_MINUTE: u64 = 100;

@@ -31,7 +31,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::connection::{Connection, closes_at_once};
 use super::hello::refusal;
-use super::listen::CountedSession;
+use super::listen::{CountedSession, Places};
 use crate::actor::{Answer, Ask, Errand, GpuActor, ReplyTo};
 use crate::clock::Clock;
 use crate::described::Descriptions;
@@ -42,6 +42,7 @@ use crate::processes::ProcessShare;
 pub(super) struct Opened {
     pub(super) session: SessionId,
     pub(super) tenant: Arc<str>,
+    pub(super) places: Places,
     pub(super) address: Addr<GpuActor>,
     pub(super) counted: CountedSession,
     pub(super) member: ProcessShare,
@@ -119,7 +120,7 @@ pub(super) fn start(
     opened: Opened,
 ) {
     actix_rt::spawn(async move {
-        let Opened { session, tenant, address, counted, mut member, mut lives, .. } = opened;
+        let Opened { session, tenant, places, address, counted, mut member, mut lives, .. } = opened;
         let Opened { writer, metrics, sampler, mut stopping, mut leaves, permit, descriptions, .. } = opened;
         let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
@@ -140,7 +141,9 @@ pub(super) fn start(
             }
             Err(error) => End::Socket(error),
         };
-        tracing::info!(tenant = &*tenant, session = session.0, %end, "session ended");
+        if let Some(more) = places.says_ended() {
+            tracing::info!(tenant = &*tenant, session = session.0, %end, more, "session ended");
+        }
         metrics.session_ended(&tenant, (&end).into());
         drop((connection, counted));
         if address.send(close(session)).await.is_err() {
