@@ -2,16 +2,16 @@
 //!
 //! The same threads give extents new memory. Nothing here decides: an order says which bytes go where, and its completion
 //! comes back on a channel of its own, so a completion can never be refused. Threads that have nothing to do help with a large
-//! copy (`copy/shared.rs`).
+//! copy (`copy/shared.rs`). A large copy goes to the end of the queue again and again, so it delays small ones only a little.
 
 mod shared;
 
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use bytes::Bytes;
 use larder_core::store::Checksums;
@@ -26,7 +26,7 @@ use crate::window::Window;
 
 /// The threads, and the queue before them. Dropping the pool waits until every order is done.
 pub struct CopyPool {
-    queue: SyncSender<CopyJob>,
+    queue: Arc<Queue>,
     threads: Vec<Joined>,
     /// Threads that wait for an order.
     idle: Arc<AtomicUsize>,
@@ -72,6 +72,20 @@ pub type CopyDone = oneshot::Receiver<Vec<Checksums>>;
 /// Receives the new memory of an extent. An error of the channel means that the thread panicked.
 pub type RenewalDone = oneshot::Receiver<Result<Arc<ExtentMemory>, MemoryError>>;
 
+/// The orders that wait for a thread.
+struct Queue {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+    most: usize,
+}
+
+#[derive(Default)]
+struct Waiting {
+    jobs: VecDeque<CopyJob>,
+    /// Whether no more orders come.
+    is_closed: bool,
+}
+
 enum CopyJob {
     Copy(Arc<SharedCopy>),
     Import(ImportOrder, oneshot::Sender<Vec<Checksums>>),
@@ -84,12 +98,11 @@ impl CopyPool {
     /// # Errors
     /// Fails if the system gives no thread.
     pub fn start(name: &str, limits: &CopyLimits) -> io::Result<Self> {
-        let (queue, jobs) = sync_channel(limits.queue_orders);
-        let jobs = Arc::new(Mutex::new(jobs));
+        let queue = Arc::new(Queue::new(limits.queue_orders));
         let mut lane = Self { queue, threads: Vec::new(), idle: Arc::default() };
         for _ in 0..limits.threads {
-            let (jobs, idle) = (Arc::clone(&jobs), Arc::clone(&lane.idle));
-            lane.threads.push(threads::spawn(name, &limits.cpus, move || work(&jobs, &idle))?.into());
+            let (queue, idle) = (Arc::clone(&lane.queue), Arc::clone(&lane.idle));
+            lane.threads.push(threads::spawn(name, &limits.cpus, move || work(&queue, &idle))?.into());
         }
         Ok(lane)
     }
@@ -102,10 +115,10 @@ impl CopyPool {
             (order.bytes() / HELPED_BYTES).min(self.idle.load(Ordering::Relaxed).saturating_sub(1) as u64);
         let (copy, completion) = SharedCopy::new(order);
         let copy = Arc::new(copy);
-        self.send(CopyJob::Copy(Arc::clone(&copy))).ok()?;
+        self.queue.send(CopyJob::Copy(Arc::clone(&copy))).ok()?;
         for _ in 0..helpers {
             // If there is no room for help, the first thread copies alone.
-            let _ = self.send(CopyJob::Copy(Arc::clone(&copy)));
+            let _ = self.queue.send(CopyJob::Copy(Arc::clone(&copy)));
         }
         Some(completion)
     }
@@ -114,7 +127,7 @@ impl CopyPool {
     #[must_use]
     pub fn import(&self, order: ImportOrder) -> Option<CopyDone> {
         let (done, completion) = oneshot::channel();
-        self.send(CopyJob::Import(order, done)).ok().map(|()| completion)
+        self.queue.send(CopyJob::Import(order, done)).ok().map(|()| completion)
     }
 
     /// Hands the renewal of an extent to the threads.
@@ -123,16 +136,53 @@ impl CopyPool {
     /// Returns the renewal if the queue is full: nothing was done.
     pub fn renew(&self, renewal: Renewal) -> Result<RenewalDone, Renewal> {
         let (done, completion) = oneshot::channel();
-        match self.send(CopyJob::Renew(renewal, done)) {
+        match self.queue.send(CopyJob::Renew(renewal, done)) {
             Err(CopyJob::Renew(renewal, _)) => Err(renewal),
             _ => Ok(completion),
         }
     }
+}
 
+impl Drop for CopyPool {
+    fn drop(&mut self) {
+        larder_net::lock(&self.queue.waiting).is_closed = true;
+        self.queue.changed.notify_all();
+    }
+}
+
+impl Queue {
+    fn new(most: usize) -> Self {
+        Self { waiting: Mutex::default(), changed: Condvar::new(), most }
+    }
+
+    /// Adds an order. If the queue is full, returns the order.
     fn send(&self, job: CopyJob) -> Result<(), CopyJob> {
-        self.queue.try_send(job).map_err(|error| match error {
-            TrySendError::Full(job) | TrySendError::Disconnected(job) => job,
-        })
+        let mut waiting = larder_net::lock(&self.waiting);
+        if waiting.jobs.len() >= self.most {
+            return Err(job);
+        }
+        waiting.jobs.push_back(job);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Puts an order that gave way behind all others. A queue that is full takes it too.
+    fn put_back(&self, job: CopyJob) {
+        larder_net::lock(&self.waiting).jobs.push_back(job);
+        self.changed.notify_one();
+    }
+
+    /// Waits for an order; `None` if no more come.
+    fn take(&self) -> Option<CopyJob> {
+        let mut waiting = larder_net::lock(&self.waiting);
+        loop {
+            match waiting.jobs.pop_front() {
+                None if !waiting.is_closed => {
+                    waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                }
+                job => return job,
+            }
+        }
     }
 }
 
@@ -230,24 +280,26 @@ fn import(from: &Bytes, to: &Destination) -> Checksums {
 }
 
 /// The work of a copy thread, until the pool is dropped.
-fn work(jobs: &Mutex<Receiver<CopyJob>>, idle: &AtomicUsize) {
+fn work(queue: &Queue, idle: &AtomicUsize) {
     loop {
         idle.fetch_add(1, Ordering::Relaxed);
-        let job = larder_net::lock(jobs).recv();
+        let job = queue.take();
         idle.fetch_sub(1, Ordering::Relaxed);
-        let Ok(job) = job else { return };
+        let Some(job) = job else { return };
         // A panicking order leaves unknown bytes only in its own place, and its sender never hears that the place is done.
-        if catch_unwind(AssertUnwindSafe(|| job.perform())).is_err() {
-            tracing::error!("an order panicked: its place stays unusable");
+        match catch_unwind(AssertUnwindSafe(|| job.perform())) {
+            Ok(rest) => rest.into_iter().for_each(|rest| queue.put_back(rest)),
+            Err(_) => tracing::error!("an order panicked: its place stays unusable"),
         }
     }
 }
 
 impl CopyJob {
-    fn perform(self) {
+    /// Carries the order out, or a part of a large copy. Returns the order if a part is left.
+    fn perform(self) -> Option<Self> {
         // If nobody waits any more, there is nobody to tell.
         match self {
-            Self::Copy(copy) => copy.help(),
+            Self::Copy(copy) => return (!copy.help(TURN_BYTES)).then_some(Self::Copy(copy)),
             Self::Import(order, done) => {
                 let sums = order.perform();
                 // A caller that hears of the end may release the sources, so the order's references go first.
@@ -256,6 +308,7 @@ impl CopyJob {
             }
             Self::Renew(renewal, done) => drop(done.send(renewal.perform())),
         }
+        None
     }
 }
 
@@ -265,6 +318,9 @@ pub const INLINE_COPY_BYTES: u64 = 128 << 10;
 
 /// An order gets one helping thread for each this many bytes: that much work is worth a wake-up.
 const HELPED_BYTES: u64 = 1 << 20;
+
+/// A thread gives way to the next order after this many bytes: 1 ms of copying.
+const TURN_BYTES: u64 = 16 << 20;
 
 #[cfg(test)]
 mod tests;

@@ -44,17 +44,21 @@ impl SharedCopy {
         (copy, completion)
     }
 
-    /// Copies until all ranges are taken. The thread that completes the last range reports the checksums.
-    pub(super) fn help(&self) {
-        loop {
+    /// Copies until all ranges are taken, or some `most_bytes` were copied. Returns whether all ranges are taken. The thread that
+    /// completes the last range reports the checksums.
+    pub(super) fn help(&self, most_bytes: u64) -> bool {
+        let mut bytes = 0;
+        while bytes < most_bytes {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
-            let Some((block, range)) = self.ranges.get(number) else { return };
+            let Some((block, range)) = self.ranges.get(number) else { return true };
+            bytes += range.end - range.start;
             let sum = self.order.perform_range(&self.order.moves[*block], range.clone());
             self.sums[number].store(sum, Ordering::Relaxed);
             if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
                 self.tell();
             }
         }
+        self.next.load(Ordering::Relaxed) >= self.ranges.len()
     }
 
     fn tell(&self) {

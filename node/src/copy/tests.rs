@@ -73,13 +73,32 @@ fn a_copy_by_many_threads_at_once_is_whole_and_told_once() {
     for _ in 0..50 {
         let order = CopyOrder::new(Some(Arc::clone(&window)), moves.clone()).unwrap();
         let (copy, done) = SharedCopy::new(order);
-        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| copy.help()))));
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| while !copy.help(200_000) {}))));
         for (Move { source, to, .. }, checksums) in moves.iter().zip(done.blocking_recv().unwrap()) {
             let expected = &content[*source as usize..][..to.bytes as usize];
             assert!(in_arena(to) == expected, "block at {source}");
             assert_eq!(checksums, checksums_of(expected, to.range_bytes as usize));
         }
     }
+}
+
+#[test]
+fn a_large_copy_gives_way_to_the_orders_behind_it() {
+    let arena = arena(2);
+    let (window, _) = filled_window(1 << 20);
+    let queue = Queue::new(2);
+    let send = |blocks: u64| {
+        let moves = (0..blocks).map(|_| block(&arena, 0, 0, 1 << 20, 64 << 10)).collect();
+        let (copy, done) = SharedCopy::new(CopyOrder::new(Some(Arc::clone(&window)), moves).unwrap());
+        assert!(queue.send(CopyJob::Copy(Arc::new(copy))).is_ok());
+        done
+    };
+    let (mut large, mut small) = (send(20), send(1));
+    let perform = || queue.take().unwrap().perform();
+    queue.put_back(perform().expect("it has more than one turn"));
+    assert!(perform().is_none() && small.try_recv().is_ok());
+    assert!(large.try_recv().is_err());
+    assert!(perform().is_none() && large.try_recv().is_ok());
 }
 
 #[test]
@@ -172,8 +191,8 @@ fn places_outside_of_their_memory_are_refused_before_anything_is_done() {
 
 #[test]
 fn a_full_queue_refuses_the_order_instead_of_blocking() {
-    let (queue, jobs) = sync_channel(1);
-    let lane = CopyPool { queue, threads: Vec::new(), idle: Arc::default() };
+    let queue = Arc::new(Queue::new(1));
+    let lane = CopyPool { queue: Arc::clone(&queue), threads: Vec::new(), idle: Arc::default() };
     let arena = &mut arena(2);
     let window = Arc::new(Window::create(4096, None, None).unwrap());
     let order =
@@ -182,7 +201,7 @@ fn a_full_queue_refuses_the_order_instead_of_blocking() {
     assert!(lane.submit(order(2)).is_none());
     assert_eq!(lane.renew(arena.vacate(0)).unwrap_err().extent, 0);
     assert!(first.try_recv().is_err(), "nothing is done yet");
-    jobs.recv().unwrap().perform();
+    assert!(queue.take().unwrap().perform().is_none());
     assert_eq!(first.blocking_recv().unwrap().len(), 1);
 }
 
