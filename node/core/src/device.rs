@@ -22,7 +22,7 @@ use larder_protocol::limits::{MAX_SESSION_COPIES, MAX_SESSION_TENSORS};
 use larder_protocol::session::Scarce;
 
 use self::account::{Account, AccountLimits};
-use self::slots::SlotId;
+use self::slots::{SlotId, Slots};
 use self::tier::DeviceTier;
 use crate::Core;
 use crate::copies::Save;
@@ -147,7 +147,10 @@ impl Core {
         // Several may have been asked for before the first was known.
         self.has_room_for_tensors(session)?;
         let device = &mut self.device;
-        device.account.slots.add(device.tier.size_slots(tensors.facts.bytes));
+        let are_free = device.account.slots.are_free();
+        if let Some(slots) = device.tier.size_slots(tensors.facts.bytes, are_free) {
+            device.account.slots = Slots::of(slots);
+        }
         device.last_tensors = device.last_tensors.wrapping_add(1);
         device.tensors.insert((session, device.last_tensors), tensors);
         Ok(device.last_tensors)

@@ -45,11 +45,17 @@ struct Slot {
 }
 
 impl Slots {
-    /// Adds free slots, numbered behind the present ones.
-    pub(super) fn add(&mut self, slots: u32) {
-        let first = self.slots.len() as u32;
-        self.slots.extend((0..slots).map(|_| Slot { life: SlotState::Free, copies: Vec::new() }));
-        self.free.splice(0..0, (first..first + slots).rev().map(SlotId));
+    /// So many free slots.
+    pub(super) fn of(slots: u32) -> Self {
+        Self {
+            slots: (0..slots).map(|_| Slot { life: SlotState::Free, copies: Vec::new() }).collect(),
+            free: (0..slots).rev().map(SlotId).collect(),
+        }
+    }
+
+    /// Whether nobody has any slot, and nothing touches one.
+    pub(super) fn are_free(&self) -> bool {
+        self.free.len() == self.slots.len()
     }
 
     /// Reserves a free slot; `None` if there is none.

@@ -3,8 +3,8 @@
 //! The tier is a cache above host memory. A block comes here when its chunk is loaded for the second time, in one merged order
 //! per load; later loads take the block from here. The host keeps its own copy, so the tier drops blocks and writes nothing back.
 //! A block's name stands for its bytes, since blocks are summed before they are copied here: the copy stays right whatever
-//! happens to the chunk on the host. All slots have the size of the first engine's blocks. When a GPU is lost, its tier is lost
-//! too.
+//! happens to the chunk on the host. All slots have one size: that of the largest blocks that an engine had before the tier had
+//! its first block. When a GPU is lost, its tier is lost too.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::store::TierUsage;
 use crate::store::ids::ChunkNumber;
 use crate::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
 
-/// The blocks of the tier. All slots have the size of the first engine's blocks.
+/// The blocks of the tier.
 #[derive(Debug)]
 pub(super) struct DeviceTier {
     bytes: u64,
@@ -52,18 +52,20 @@ impl DeviceTier {
         }
     }
 
-    /// Notes the size of an engine's blocks: the first size decides the size of slots. Returns the number of new slots.
-    pub(super) fn size_slots(&mut self, block_bytes: u64) -> u32 {
-        if self.slot_bytes > 0 || block_bytes == 0 {
-            return 0;
+    /// Notes the size of an engine's blocks. If it needs larger slots than there are, none of which is in use (`are_free`), or if
+    /// there are no slots yet, returns the number of slots from now on.
+    pub(super) fn size_slots(&mut self, block_bytes: u64, are_free: bool) -> Option<u32> {
+        let slot_bytes = block_bytes.max(self.bytes / MOST_SLOTS).next_multiple_of(SLOT_ALIGNMENT);
+        if !are_free || block_bytes == 0 || slot_bytes <= self.slot_bytes || slot_bytes > self.bytes {
+            return None;
         }
-        self.slot_bytes = block_bytes.next_multiple_of(SLOT_ALIGNMENT);
-        u32::try_from(self.bytes / self.slot_bytes).unwrap_or(u32::MAX)
+        self.slot_bytes = slot_bytes;
+        u32::try_from(self.bytes / slot_bytes).ok()
     }
 
-    /// Bytes of GPU memory that the tier needs: whole slots.
+    /// Bytes of GPU memory that the tier needs, whatever the size of its slots; 0 if it has none.
     pub(super) fn pool_bytes(&self) -> u64 {
-        self.bytes - self.bytes.checked_rem(self.slot_bytes).unwrap_or(self.bytes)
+        if self.slot_bytes > 0 { self.bytes } else { 0 }
     }
 
     /// The offset of a slot in the pool.
@@ -181,6 +183,9 @@ fn chunk_of(slot: SlotId) -> ChunkNumber {
 /// Reads of a chunk before its blocks come here: a chunk that is read once is not worth the copy.
 const READS_TO_ADMIT: u8 = 2;
 
+/// The most slots of a tier: each takes 36 bytes of host memory.
+const MOST_SLOTS: u64 = 1 << 20;
+
 /// The alignment of slots: kernels move 16 bytes at a time, and the copy engine is fastest with whole lines.
 const SLOT_ALIGNMENT: u64 = 256;
 
@@ -198,7 +203,7 @@ mod tests {
 
     fn tier(slots: u64) -> DeviceTier {
         let mut tier = DeviceTier::new(slots * 4_096, PolicyName::Lru);
-        assert_eq!(u64::from(tier.size_slots(4_096)), slots);
+        assert_eq!(tier.size_slots(4_096, true), Some(slots as u32));
         tier
     }
 
@@ -232,8 +237,20 @@ mod tests {
     fn nothing_is_wanted_where_there_is_no_tier_or_nobody_said_how_large_blocks_are() {
         assert!(!DeviceTier::new(1 << 20, PolicyName::Lru).wants(&key(1), 4_096, 9));
         let mut none = DeviceTier::new(0, PolicyName::Lru);
-        assert_eq!((none.size_slots(4_096), none.pool_bytes()), (0, 0));
+        assert_eq!((none.size_slots(4_096, true), none.pool_bytes()), (None, 0));
         assert!(!none.wants(&key(1), 4_096, 9));
+    }
+
+    #[test]
+    fn small_blocks_of_the_first_engine_neither_cost_much_memory_nor_keep_larger_blocks_away() {
+        let mut tier = DeviceTier::new(40 << 30, PolicyName::Lru);
+        assert_eq!(tier.size_slots(16, true), Some(1 << 20));
+        assert_eq!(tier.size_slots(2 << 20, false), None, "slots are in use");
+        assert_eq!(tier.size_slots(2 << 20, true), Some(20 << 10));
+        assert_eq!(tier.size_slots(1 << 20, true), None, "they fit");
+        assert_eq!(tier.size_slots(41 << 30, true), None, "the tier is too small for one");
+        assert!(tier.wants(&key(1), 2 << 20, 2));
+        assert_eq!((tier.offset(SlotId(3)), tier.pool_bytes()), (6 << 20, 40 << 30));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::device::slots::SlotState;
 
 fn account(slots: u32) -> Account<()> {
     let mut account = Account::new(AccountLimits { copies: 4, of_session: 4, deadline_ms: 100 });
-    account.slots.add(slots);
+    account.slots = Slots::of(slots);
     account
 }
 
@@ -62,17 +62,6 @@ fn slots_under_the_copies_of_a_lost_device_stay_quarantined_until_it_is_gone() {
     assert_eq!(count(&account, SlotState::Quarantined), 2);
     assert_eq!(account.gone(), [(), ()]);
     assert_eq!(count(&account, SlotState::Free), 3);
-}
-
-#[test]
-fn slots_that_come_later_are_given_out_when_the_first_ones_are_taken() {
-    let mut account = account(1);
-    let first = filled(&mut account);
-    assert_eq!(account.slots.reserve(), None);
-    account.slots.add(2);
-    let added: BTreeSet<SlotId> = (0..2).map(|_| account.slots.reserve().unwrap()).collect();
-    assert_eq!(added, BTreeSet::from([SlotId(1), SlotId(2)]));
-    assert_eq!((account.slots.reserve(), account.slots.life(first)), (None, SlotState::Filled));
 }
 
 #[test]
