@@ -205,6 +205,24 @@ def test_an_adapter_that_was_replaced_at_its_path_is_another_one(monkeypatch, tm
         assert all(seen.count(one) == 1 for one in seen)
 
 
+def test_engines_that_leave_rows_of_pages_unwritten_share_with_their_own_kind_alone(monkeypatch):
+    features = SimpleNamespace(enable_decoder_swa_bounded_replay=False)
+    with absent_packages("sglang"):
+        engine = importlib.import_module("larder_kv.sglang.engine")
+        engine.get_hash_str = lambda *_: "a hash"
+        context = importlib.import_module("sglang.srt.runtime_context")
+        monkeypatch.setattr(context, "get_server_args", lambda: SimpleNamespace(model_path="example/model", revision=None))
+
+        def namespace() -> object:
+            return engine.read(one_rank(), 16, NodeSettings(socket="/nowhere", model_revision="3")).namespace(POOL)
+
+        before = namespace()
+        monkeypatch.setattr(context, "get_exec", lambda: SimpleNamespace(features=features))
+        assert namespace() == before, "the namespaces of other engines stay"
+        features.enable_decoder_swa_bounded_replay = True
+        assert namespace() != before
+
+
 def test_engines_whose_models_branch_has_moved_never_share(monkeypatch, tmp_path):
     cached = tmp_path / "models--example--model"
     (cached / "refs").mkdir(parents=True)

@@ -33,6 +33,8 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
         # If nothing on this host identifies the weights, `model_revision` must; without it the models are refused.
         if details[name] and not settings.model_revision and not is_dummy:
             details[f"{name} weights"] = weights_of(str(details[name]), str(details[revision] or "main"), cache)
+    if leaves_rows_unwritten():
+        details["enable_decoder_swa_bounded_replay"] = True
     # SGLang's hashes name adapters by name and path only. An engine without adapters has the namespace that it always had.
     if adapters := adapters_of(adapters_at_start(), settings):
         details["adapters"] = adapters
@@ -68,6 +70,17 @@ def adapters_at_start() -> Iterable[Any]:
         return (lora.lora_paths or ()) if lora.enable_lora else ()
     except (AttributeError, RuntimeError, ValueError):
         return ()
+
+
+def leaves_rows_unwritten() -> bool:
+    """Whether cached pages lack rows of late layers, as SGLang has resolved its arguments: only engines that compute the end of each
+    prefix again (`--enable-decoder-swa-bounded-replay`) can use them."""
+    from sglang.srt.runtime_context import get_exec
+
+    try:
+        return bool(get_exec().features.enable_decoder_swa_bounded_replay)
+    except (AttributeError, RuntimeError, ValueError):
+        return False
 
 
 def server_arguments() -> Any:
