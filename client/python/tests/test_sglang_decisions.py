@@ -223,6 +223,39 @@ def test_engines_that_leave_rows_of_pages_unwritten_share_with_their_own_kind_al
         assert namespace() != before
 
 
+def test_arguments_that_change_the_weights_separate_engines(monkeypatch, tmp_path):
+    (tmp_path / "scales.json").write_text("1.0")
+    (tmp_path / "experts").mkdir()
+    (tmp_path / "experts/model.safetensors").write_bytes(b"old")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with absent_packages("sglang"):
+        engine = importlib.import_module("larder_kv.sglang.engine")
+        engine.get_hash_str = lambda *_: "a hash"
+
+        def namespace_of(**arguments: object) -> object:
+            given = SimpleNamespace(**{"model_path": str(tmp_path), "kt_method": "AMXINT4", "load_format": "auto", **arguments})
+            monkeypatch.setattr(engine, "server_arguments", lambda: given)
+            return engine.read(one_rank(), 16, NodeSettings(socket="/nowhere")).namespace(POOL)
+
+        experts, scales = str(tmp_path / "experts"), str(tmp_path / "scales.json")
+        seen = [
+            namespace_of(),
+            namespace_of(load_format="flash_rl"),
+            namespace_of(forward_hooks=[{"name": "steer"}]),
+            namespace_of(enforce_shared_experts_fusion=True),
+            namespace_of(speculative_draft_load_format="dummy"),
+            namespace_of(kt_weight_path=experts),
+            namespace_of(kt_weight_path=experts, kt_num_gpu_experts=8),
+            namespace_of(modelopt_checkpoint_restore_path=experts),
+            namespace_of(quantization_param_path=scales),
+        ]
+        assert namespace_of(load_format="safetensors", kt_num_gpu_experts=0) == seen[0], "the same weights in another way"
+        (tmp_path / "experts/model.safetensors").write_bytes(b"new")
+        (tmp_path / "scales.json").write_text("2.0")
+        seen += [namespace_of(kt_weight_path=experts), namespace_of(quantization_param_path=scales)]
+        assert all(seen.count(one) == 1 for one in seen), [seen.count(one) for one in seen]
+
+
 def test_engines_whose_models_branch_has_moved_never_share(monkeypatch, tmp_path):
     cached = tmp_path / "models--example--model"
     (cached / "refs").mkdir(parents=True)

@@ -15,6 +15,22 @@ OF_ENGINE = (
     "speculative_algorithm speculative_draft_model_path speculative_draft_model_revision mamba_ssm_dtype"
 ).split()
 """Arguments of the server that change its KV."""
+IF_SET = (
+    "decrypted_config_file enforce_shared_experts_fusion forward_hooks kt_max_deferred_experts_per_token kt_num_gpu_experts "
+    "kt_weight_path modelopt_checkpoint_restore_path speculative_draft_load_format speculative_draft_model_quantization "
+    "uno_lora_path"
+).split()
+"""Others. Engines without them have the namespaces that they always had."""
+WEIGHTS = {
+    "model_path": "revision",
+    "speculative_draft_model_path": "speculative_draft_model_revision",
+    "decrypted_config_file": "",
+    "kt_weight_path": "",
+    "modelopt_checkpoint_restore_path": "",
+    "quantization_param_path": "",
+    "uno_lora_path": "",
+}
+"""The arguments that name files, each with the argument of their revision."""
 
 
 def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
@@ -28,13 +44,18 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
     # Random weights have the names of real ones.
     is_dummy = details["is_dummy"] = getattr(arguments, "load_format", None) == "dummy"
     cache = getattr(arguments, "download_dir", None)
-    models = {"model_path": "revision", "speculative_draft_model_path": "speculative_draft_model_revision"}
-    for name, revision in models.items():
-        # If nothing on this host identifies the weights, `model_revision` must; without it the models are refused.
-        if details[name] and not settings.model_revision and not is_dummy:
-            details[f"{name} weights"] = weights_of(str(details[name]), str(details[revision] or "main"), cache)
+    details |= {name: value for name in IF_SET if (value := getattr(arguments, name, None))}
+    if "kt_weight_path" in details:
+        details["kt_method"] = getattr(arguments, "kt_method", None)
+    # This loader quantizes.
+    if getattr(arguments, "load_format", None) == "flash_rl":
+        details["load_format"] = "flash_rl"
     if leaves_rows_unwritten():
         details["enable_decoder_swa_bounded_replay"] = True
+    for name, revision in WEIGHTS.items():
+        # If nothing on this host identifies the weights, `model_revision` must; without it the models are refused.
+        if (path := details.get(name)) and not settings.model_revision and not is_dummy:
+            details[f"{name} weights"] = weights_of(str(path), str(details.get(revision) or "main"), cache)
     # SGLang's hashes name adapters by name and path only. An engine without adapters has the namespace that it always had.
     if adapters := adapters_of(adapters_at_start(), settings):
         details["adapters"] = adapters
