@@ -108,3 +108,20 @@ def test_engines_whose_devices_pack_pages_differently_share_nothing(monkeypatch)
             monkeypatch.setattr(blocks, "abilities_of_cpu", lambda able=abilities: able)
             seen.append(blocks.namespace(**fields).layout)
     assert len(set(seen)) == 3
+
+
+def test_keys_with_other_tags_are_never_the_same():
+    """LMCache's text of a key joins names and values of tags by signs that may be in them."""
+
+    def key(*tags: tuple[str, str]) -> SimpleNamespace:
+        text = "@".join(["model", "1", "0", "ab", "bfloat16", *(f"{name}%{value}" for name, value in tags)])
+        fields = {"model_name": "model", "world_size": 1, "worker_id": 0, "chunk_hash_hex": "ab", "dtype": Dtype()}
+        return SimpleNamespace(**fields, tags=tags or None, to_string=lambda: text)
+
+    with absent_packages("lmcache"):
+        connector = importlib.import_module("larder_kv.lmcache.connector")
+        keys = [key(), key(("a", "1@b%2")), key(("a", "1"), ("b", "2")), key(("a", "1%2")), key(("a%1", "2")), key(("a@b", "2"))]
+        assert keys[1].to_string() == keys[2].to_string()
+        assert len(set(map(connector.digest_of, keys))) == len(keys)
+        for one in (keys[0], keys[2]):
+            assert connector.digest_of(one) == connector.digest(one.to_string()), "chunks of earlier releases are found"

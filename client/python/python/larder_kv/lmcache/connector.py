@@ -135,7 +135,7 @@ class LarderConnector(RemoteConnector):
         self._link.close()
 
     def _present(self, keys: Sequence[CacheEngineKey]) -> int:
-        found = self._keyed.exists(self._namespace(), [digest(key.to_string()) for key in keys])
+        found = self._keyed.exists(self._namespace(), [digest_of(key) for key in keys])
         return found.index(False) if False in found else len(found)
 
     async def _load(self, keys: Sequence[CacheEngineKey]) -> Chunks:
@@ -155,7 +155,7 @@ class LarderConnector(RemoteConnector):
                 if chunk is None:
                     break
                 chunks.append(chunk)
-            wanted = [digest(key.to_string()) for key in keys[: len(chunks)]]
+            wanted = [digest_of(key) for key in keys[: len(chunks)]]
             loaded = self._keyed.load(self._namespace(), wanted, Buffers([chunk.byte_array for chunk in chunks]))
         finally:
             for chunk in chunks[loaded:]:
@@ -185,7 +185,7 @@ class LarderConnector(RemoteConnector):
     def _save_now(self, keys: Sequence[CacheEngineKey], chunks: Sequence[MemoryObj]) -> None:
         # A prompt's last, partial chunk is always computed again.
         whole = [
-            (digest(key.to_string()), chunk.byte_array)
+            (digest_of(key), chunk.byte_array)
             for key, chunk in zip(keys, chunks, strict=True)
             if chunk.get_size() == self.full_chunk_size_bytes
         ]
@@ -219,6 +219,15 @@ class LarderConnector(RemoteConnector):
                     block_bytes=self.full_chunk_size_bytes,
                 )
             return self._spec
+
+
+def digest_of(key: CacheEngineKey) -> bytes:
+    """The key of a chunk. LMCache's text of a key tells its tags apart, unless they have the signs by which the text joins them."""
+    tags = key.tags or ()
+    if not any(sign in f"{name}{value}" for name, value in tags for sign in "@%"):
+        return digest(key.to_string())
+    fields = (field for tag in tags for field in tag)
+    return digest(key.model_name, key.world_size, key.worker_id, key.chunk_hash_hex, key.dtype, *fields)
 
 
 def check(config: LMCacheEngineConfig) -> None:
