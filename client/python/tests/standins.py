@@ -223,6 +223,8 @@ class Coordinator(StandIn):
         self.is_broken = False
         self.most_tokens = 100_000
         """Longer prompts are refused."""
+        self.refused: str | None = None
+        """The fingerprint of a namespace in which every prompt is refused."""
         super().__init__()
         self.nodes = [self.address]
 
@@ -238,6 +240,9 @@ class Coordinator(StandIn):
         if self.is_broken:
             return handler.hang_up()
         if len(body["tokens"]) > self.most_tokens:
+            return handler.say(400, {})
+        # A real coordinator refuses facts that a hash does not have, too.
+        if body["fingerprint"] == self.refused or (body["hash"]["name"] == "larder" and len(body["hash"]) > 1):
             return handler.say(400, {})
         tokens, cached = len(body["tokens"]), max(self.held.values())
         nodes = [

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 
 import pytest
 from conftest import start_cluster, take_all_memory
@@ -30,6 +31,13 @@ def test_a_node_that_can_be_used_is_said_to_be_on_one_page(cluster):
     assert lines[-1] == "An engine can use this node." and len(lines) <= 40
     for words in ("larder-kv ", "node node-", "default: its engines", "67108864 bytes", "came back as they were put"):
         assert words in done.stdout, f"{words}: {done.stdout}"
+
+
+def test_routers_cannot_ask_for_prompts_among_the_checks_blocks(cluster):
+    assert outcomes(cluster.sockets[0])["put and get"][0] == "ok"
+    with urllib.request.urlopen(f"http://{cluster.http[0]}/namespaces") as answer:
+        (left,) = [one for one in json.load(answer) if one["model"] == "larder_kv.check"]
+    assert left["chunks"] > 0 and left["hash"] is None
 
 
 def test_a_program_reads_the_same_as_json(cluster):

@@ -101,6 +101,34 @@ def test_namespaces_that_no_node_has_had_for_long_are_not_asked_for(coordinator)
     assert coordinator.questions == []
 
 
+def test_a_namespace_in_which_the_question_is_wrong_hides_no_answers_of_others(coordinator):
+    async def ask(costing):
+        small = NAMESPACE | {"fingerprint": "cd" * 32, "chunk_tokens": 1}
+        costing._namespaces = {"small": (time.monotonic(), small), **costing._namespaces}
+        assert await cached(costing) == 5
+        del costing._namespaces["0"]
+        assert await cached(costing) is None
+
+    coordinator.refused = "cd" * 32
+    assert not failures(asking(ask, coordinator.address))
+
+
+def test_prompts_with_a_salt_or_an_adapter_are_not_asked_for_in_namespaces_of_larders_hash(coordinator):
+    async def ask(costing):
+        larder = NAMESPACE | {"fingerprint": "cd" * 32, "hash": {"name": "larder"}}
+        costing._namespaces["larder"] = (time.monotonic(), larder)
+        assert await cached(costing) == 5
+        assert len(coordinator.questions) == 2
+        for salt, lora in (("alice", None), (None, {"name": "sql", "path": "/sql"})):
+            found = await costing.of([1], salt, lora, None)
+            assert found is not None and found.cached == 5
+        assert [one["fingerprint"] for one in coordinator.questions[2:]] == [NAMESPACE["fingerprint"]] * 2
+        del costing._namespaces["0"]
+        assert await cached(costing) == 5
+
+    assert not failures(asking(ask, coordinator.address))
+
+
 def test_a_node_that_never_answers_hides_no_namespaces_of_others(hung, coordinator, monkeypatch):
     async def learn(costing):
         await costing.refresh()

@@ -23,6 +23,8 @@ PAUSE_SECONDS = 2.0
 REFRESH_SECONDS, REFRESH_EMPTY_SECONDS, KEPT_SECONDS = 10.0, 1.0, 300.0
 WRONG_QUESTION = (400, 413, 422)
 """The statuses by which a coordinator refuses one prompt, for instance a prompt that is too long."""
+ENGINE_HASH = "sha256_cbor"
+"""The hash whose chunks may have a salt or an adapter; Larder's own has neither."""
 NODES_AT_ONCE, MOST_NAMESPACES = 8, 8
 NODE_SECONDS = 2.0
 """Time limit of a node's answer about its namespaces."""
@@ -90,14 +92,21 @@ class Costing:
         """The costs of a prompt, in the namespace with the least costs; None without an answer. Never raises for faults of
         others, and takes at most `DEADLINE_SECONDS`."""
         now = time.monotonic()
-        known = [one for seen, one in self._namespaces.values() if now - seen < KEPT_SECONDS]
+        known = [
+            one
+            for seen, one in self._namespaces.values()
+            if now - seen < KEPT_SECONDS and (one["hash"].get("name") == ENGINE_HASH or not (salt or lora))
+        ]
         if not known or now < self._paused_until or len(tokens) > MOST_TOKENS:
             return None
         try:
             async with self._within(DEADLINE_SECONDS):
                 questions = (self._ask(one, tokens, salt, lora, trace) for one in islice(known, MOST_NAMESPACES))
-                answers = await asyncio.gather(*questions)
-            return cheapest(len(tokens), answers)
+                answers = await asyncio.gather(*questions, return_exceptions=True)
+            come = [one for one in answers if not isinstance(one, BaseException)]
+            if not come and isinstance(answers[0], BaseException):
+                raise answers[0]
+            return cheapest(len(tokens), come)
         except WrongQuestionError as error:
             logger.info("a prompt is routed by load alone: %s", error)
             return None
@@ -115,11 +124,12 @@ class Costing:
         lora: Mapping[str, str] | None,
         trace: str | None,
     ) -> dict[str, Any]:
+        extra = {"cache_salt": salt, "lora": lora} if namespace["hash"].get("name") == ENGINE_HASH else {}
         question = {
             "fingerprint": namespace["fingerprint"],
             "chunk_tokens": namespace["chunk_tokens"],
             "tokens": tokens,
-            "hash": namespace["hash"] | {"cache_salt": salt, "lora": lora},
+            "hash": namespace["hash"] | extra,
         }
         headers = {"traceparent": trace} if trace else {}
         answer: dict[str, Any] = await self._coordinator("POST", "/v1/prefix", json=question, headers=headers)
