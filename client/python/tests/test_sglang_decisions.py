@@ -186,9 +186,9 @@ def test_an_adapter_that_was_replaced_at_its_path_is_another_one(monkeypatch, tm
         engine = importlib.import_module("larder_kv.sglang.engine")
         engine.get_hash_str = lambda *_: "a hash"
 
-        def namespace_of(adapters: list[tuple[str, str]] | None) -> object:
+        def namespace_of(adapters: list[tuple[str, str]] | None, modules: set[str] | None = None) -> object:
             refs = [SimpleNamespace(lora_name=name, lora_path=path) for name, path in adapters] if adapters is not None else None
-            arguments = SimpleNamespace(model_path="example/model", revision=None)
+            arguments = SimpleNamespace(model_path="example/model", revision=None, lora_target_modules=modules)
             monkeypatch.setattr(engine, "server_arguments", lambda: arguments)
             monkeypatch.setattr(engine, "adapters_at_start", lambda: refs or ())
             return engine.read(one_rank(), 16, settings).namespace(POOL)
@@ -196,7 +196,7 @@ def test_an_adapter_that_was_replaced_at_its_path_is_another_one(monkeypatch, tm
         adapters = [("sql", str(tmp_path)), ("chat", "example/adapter")]
         (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 16}')
         (tmp_path / "adapter_model.safetensors").write_bytes(b"old")
-        seen = [namespace_of(None), namespace_of(adapters)]
+        seen = [namespace_of(None), namespace_of(adapters), namespace_of(adapters, {"o_proj", "qkv_proj"})]
         assert namespace_of([]) == seen[0] and namespace_of(adapters[::-1]) == seen[1], "their order tells nothing"
         (tmp_path / "adapter_model.safetensors").write_bytes(b"new")
         seen.append(namespace_of(adapters))

@@ -335,9 +335,12 @@ def details_of(hub):
     with absent_packages("vllm"):
         engine = importlib.import_module("larder_kv.vllm.engine")
 
-        def made(model: SimpleNamespace, load_format: str = "auto", revision: str = "", device: str = "cuda") -> str:
+        def made(
+            model: SimpleNamespace, load_format: str = "auto", revision: str = "", device: str = "cuda", **adapters: object
+        ) -> str:
             load = SimpleNamespace(load_format=load_format, download_dir=None)
             config = SimpleNamespace(model_config=model, load_config=load, device_config=SimpleNamespace(device_type=device))
+            config.lora_config = SimpleNamespace(**adapters) if adapters else None
             settings = SimpleNamespace(model_revision=revision)
             return json.dumps(engine.details(config, [], [], settings, None), sort_keys=True)
 
@@ -358,11 +361,16 @@ def test_whatever_changes_a_models_numbers_changes_its_details(hub, details_of):
         details_of(model_of(), load_format="dummy"),
         details_of(model_of(), revision="mine"),
         details_of(model_of(), device="cpu"),
+        details_of(model_of(quantization_config={"ignore": ["lm_head"]})),
+        details_of(model_of(model_class_overrides={"A": "m:B"})),
+        details_of(model_of(), target_modules=["o_proj"]),
+        details_of(model_of(), enable_tower_connector_lora=True),
     ]
     hub.download("22bb", main="22bb")
     seen.append(details_of(model_of()))
     assert len(set(seen)) == len(seen)
     assert details_of(model_of(revision="11aa")) == seen[0]
+    assert details_of(model_of(revision="11aa"), target_modules=None, enable_tower_connector_lora=False) == seen[0]
     with pytest.raises(UnsupportedError, match="model_revision"):
         details_of(model_of(model="example/unknown"))
 

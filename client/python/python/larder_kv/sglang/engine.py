@@ -59,6 +59,8 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
     # SGLang's hashes name adapters by name and path only. An engine without adapters has the namespace that it always had.
     if adapters := adapters_of(adapters_at_start(), settings):
         details["adapters"] = adapters
+        if modules := getattr(arguments, "lora_target_modules", None):
+            details["lora_target_modules"] = sorted(modules)
     return Facts(
         model=config.model_name or str(details["model_path"] or ""),
         revision=settings.model_revision,
@@ -94,8 +96,8 @@ def adapters_at_start() -> Iterable[Any]:
 
 
 def leaves_rows_unwritten() -> bool:
-    """Whether cached pages lack rows of late layers, as SGLang has resolved its arguments: only engines that compute the end of each
-    prefix again (`--enable-decoder-swa-bounded-replay`) can use them."""
+    """Whether cached pages lack rows of late layers, as SGLang has resolved its arguments (`--enable-decoder-swa-bounded-replay`):
+    only engines that compute the end of each prefix again can use them."""
     from sglang.srt.runtime_context import get_exec
 
     try:

@@ -49,6 +49,12 @@ PROCESSING = (
 ).split()
 """Settings that change the tokens or the numbers of images, videos and sounds. vLLM's hash of a block has none of them."""
 
+IF_SET = {
+    "model_config": ("model_class_overrides", "quantization_config"),
+    "lora_config": ("target_modules", "enable_tower_connector_lora", "enable_moe_shared_loras"),
+}
+"""Other settings that change the weights, or the use of adapters. Engines without them have the namespaces that they always had."""
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -322,6 +328,9 @@ def details(
         "specs": sorted({str(one.spec) for one in groups}),
         "weights": weights(model, config.load_config, settings.model_revision),
     }
+    for part, names in IF_SET.items():
+        given = getattr(config, part)
+        found |= {name: value for name in names if (value := getattr(given, name, None))}
     if speculation is not None and speculation.has_kv:
         draft = config.speculative_config.draft_model_config
         # `model_revision` names the model's weights. Those of a draft in a folder tell themselves.
