@@ -116,8 +116,9 @@ DASHBOARD = Dashboard(
         Panel(
             "How often do nodes become suspect?",
             "short",
-            "Suspicions in the last ten minutes.",
-            {"suspicions": 'sum(increase(larder_coordinator_events_total{@c,event="suspect"}[10m]))'},
+            "Suspicions in the last ten minutes, without those of nodes that were then removed.",
+            {"suspicions": 'clamp_min(sum(increase(larder_coordinator_events_total{@c,event="suspect"}[10m]))'
+             ' - sum(increase(larder_coordinator_events_total{@c,event="remove"}[10m])), 0)'},
             zero_is_fine=True,
             alert="LarderMemberSuspect", above=2,
         ),

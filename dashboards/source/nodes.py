@@ -107,10 +107,14 @@ DASHBOARD = Dashboard(
         ),
         Panel(
             "Does a node leave the object store alone?",
-            "bool",
-            "1: the node leaves this side of the store alone after failures. Empty if no node has an object store.",
-            {"{{node}}, {{side}}": "larder_object_closed{@n}"},
-            zero_is_fine=True, most=1,
+            "short",
+            "1: the node leaves this side of the store alone after failures. And how often it began to in the last 15 "
+            "minutes: again and again if only small requests succeed. Empty if no node has an object store.",
+            {
+                "{{node}}, {{side}}": "larder_object_closed{@n}",
+                "{{node}}, {{side}}: times": "increase(larder_object_closings_total{@n}[15m])",
+            },
+            zero_is_fine=True,
             alert="LarderObjectStoreLeftAlone", above=1,
         ),
         Panel(

@@ -9,6 +9,8 @@ from processes import Cluster
 SCRAPE_SECONDS = 15
 # The most that an alert about a dead process may take.
 WITHIN_SECONDS = 120
+# LarderMemberSuspect waits for a minute by itself: a dead node is suspect before it is removed.
+SUSPECT_WITHIN_SECONDS = 180
 # LarderCoordinatorGone waits for two minutes by itself: a coordinator that starts again is no trouble.
 COORDINATOR_WITHIN_SECONDS = 180
 # `larder health` asks every node.
@@ -34,9 +36,9 @@ def alerts(larder, folder, rules):
                 time.sleep(SUSPECT_SECONDS)
             for alert, cluster, within in [
                 ("LarderMemberLost", "one", WITHIN_SECONDS),
-                ("LarderMemberSuspect", "one", WITHIN_SECONDS),
                 ("LarderTargetUnreachable", "one", WITHIN_SECONDS),
                 ("LarderTargetUnreachable", "two", WITHIN_SECONDS),
+                ("LarderMemberSuspect", "one", SUSPECT_WITHIN_SECONDS),
                 ("LarderCoordinatorGone", "two", COORDINATOR_WITHIN_SECONDS),
             ]:
                 fires = lambda: (alert, cluster) in firing(prometheus)
