@@ -57,7 +57,14 @@ class Mark:
 
 
 MARKS = [
-    Mark("Starts", "blue", 'process_start_time_seconds{cluster=~"$cluster",node=~"$node"} * 1000', "{{node}} {{instance}} started", True),
+    Mark(
+        "Starts",
+        "blue",
+        'process_start_time_seconds{cluster=~"$cluster",node=~"$node"} * 1000'
+        " and on (cluster, job, instance) larder_build_info",
+        "{{node}} {{instance}} started",
+        True,
+    ),
     Mark(
         "Emptied actors",
         "red",

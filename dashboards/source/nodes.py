@@ -65,7 +65,7 @@ DASHBOARD = Dashboard(
             "How many chunks are cached?",
             "short",
             "Chunks in host memory, by node.",
-            {"{{node}}": "sum by (node) (larder_cached_chunks{@n})"},
+            {"{{node}}": 'sum by (node) (larder_cached_chunks{@n,tier="host"})'},
         ),
         Panel(
             "Why are chunks evicted?",
@@ -136,7 +136,9 @@ DASHBOARD = Dashboard(
             "Does Prometheus reach every process?",
             "bool",
             "1 where it does.",
-            {"{{instance}}": "up{@c}"},
+            # As in the alert: a process that died does not tell that it is Larder's.
+            {"{{instance}}": "(up{@c} and on (cluster, job, instance) present_over_time(larder_build_info[1d])) or "
+             '(up{@c,cluster!=""} and on (cluster, node, job) present_over_time(larder_build_info[1d]))'},
             most=1,
             alert="LarderTargetUnreachable", below=1,
         ),
@@ -173,7 +175,7 @@ DASHBOARD = Dashboard(
             "Do file descriptors suffice?",
             "percentunit",
             "Open file descriptors as a share of the limit. Every extent, session and engine process takes one.",
-            {"{{node}}": "process_open_fds{@n} / process_max_fds{@n}"},
+            {"{{node}}": "process_open_fds{@n} / process_max_fds{@n} and on (cluster, job, instance) larder_build_info"},
             most=1,
             alert="LarderFilesRunOut", above=0.8,
         ),

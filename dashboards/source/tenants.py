@@ -59,8 +59,10 @@ DASHBOARD = Dashboard(
             "percentunit",
             "Hit rates of the last ten minutes, by namespace (its first eight digits): a model, its chunk size, and "
             "all other facts that make bytes interchangeable.",
-            {"{{tenant}} {{short}}": "avg by (tenant, short) (label_replace("
-             'larder_hit_rate{@t,window="10m"}, "short", "$1", "namespace", "(.{8}).*"))'},
+            {"{{tenant}} {{short}}": "sum by (tenant, short) (label_replace("
+             'rate(larder_tokens_hit_total{@t}[10m]), "short", "$1", "namespace", "(.{8}).*"))'
+             " / sum by (tenant, short) (label_replace("
+             'rate(larder_tokens_asked_total{@t}[10m]), "short", "$1", "namespace", "(.{8}).*"))'},
             most=1,
         ),
         Panel(
