@@ -5,7 +5,7 @@
 //! has all of them). Other settings count from the next start on, and the answer names them.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use actix::Addr;
@@ -55,6 +55,8 @@ pub(crate) struct Reloads(Arc<NodeReloads>);
 struct NodeReloads {
     reloadable: Option<Reloadable>,
     running: Mutex<Config>,
+    /// Held from the reading of the file on: the reload that reads last has the last word.
+    turn: Mutex<()>,
     audit: Audit,
     parts: OnceLock<Changeable>,
 }
@@ -82,6 +84,7 @@ impl Reloads {
         Self(Arc::new(NodeReloads {
             reloadable,
             running: Mutex::new(running),
+            turn: Mutex::default(),
             audit,
             parts: OnceLock::new(),
         }))
@@ -136,10 +139,10 @@ impl Reloads {
         let reloadable =
             self.0.reloadable.as_ref().ok_or("the node was started without a configuration file")?;
         let parts = self.0.parts.get().ok_or("the node is starting: try again")?;
-        let (new, names_tenants) =
-            Config::load_and_look(&reloadable.file).map_err(|error| in_one_line(&error))?;
-        // A fault that would stop the node's next start is reported now.
-        new.resolve(&reloadable.host).map_err(|error| in_one_line(&error))?;
+        let _turn = self.0.turn.lock().await;
+        let (file, host) = (reloadable.file.clone(), reloadable.host.clone());
+        // The file's drive or server may hang.
+        let (new, names_tenants) = blocking(move || read(&file, &host)).await?;
         let mut running = self.0.running.lock().await;
         check_tenants(&running, &new, names_tenants)?;
         let merged = with_changes(&running, &new);
@@ -211,6 +214,13 @@ impl fmt::Debug for Reloads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reloads").finish_non_exhaustive()
     }
+}
+
+/// The configuration of the file, and whether the file names tenants. A fault that would stop the node's next start is an error.
+fn read(file: &Path, host: &HostFacts) -> Result<(Config, bool), String> {
+    let (new, names_tenants) = Config::load_and_look(file).map_err(|error| in_one_line(&error))?;
+    new.resolve(host).map_err(|error| in_one_line(&error))?;
+    Ok((new, names_tenants))
 }
 
 /// Refuses a file without tenants, if it would remove or change a tenant. A full disk and a writer that ends early leave empty

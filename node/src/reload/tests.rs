@@ -81,3 +81,27 @@ fn a_port_that_the_system_chose_may_stand_in_the_file() {
     let running = listening("127.0.0.1:9441");
     assert_eq!(with_changes(&running, &new), running);
 }
+
+#[tokio::test]
+async fn the_file_is_read_on_another_thread_since_its_drive_may_hang() {
+    // The content is the name of the thread that reads it.
+    let file = PathBuf::from("/proc/thread-self/comm");
+    let own = std::fs::read_to_string(&file).unwrap();
+    let reloadable = Reloadable {
+        config: Config::default(),
+        file,
+        host: HostFacts::read(Path::new("/")).unwrap(),
+        set_log: Box::new(|_| Ok(())),
+        examine: Box::new(|_| Vec::new()),
+    };
+    let reloads = Reloads::new(Some(reloadable), Audit::default());
+    reloads.begin(Changeable {
+        actors: Vec::new(),
+        tenants: Tenants::default(),
+        change_tenants: mpsc::channel(1).0,
+        peers: None,
+        drains: None,
+    });
+    let error = reloads.reload("me").await.unwrap_err();
+    assert!(error.contains("comm") && !error.contains(own.trim()), "{own} has read: {error}");
+}
