@@ -39,6 +39,7 @@ use self::publisher::Publisher;
 use self::replay::{Ask, Old, Part, Replay};
 use self::told::{CHUNKS_AT_ONCE, Event, Told, tell, tell_late};
 use crate::actor::{GpuActor, ask};
+use crate::clock::now_us;
 use crate::config::{EventHashes, EventTokens, KvEventsConfig};
 use crate::described::{DescribedChunk, Descriptions, Name};
 use crate::events::{Batch, Feed, PAGE_CHUNKS};
@@ -55,7 +56,8 @@ pub(crate) struct KvEvents {
     namespaces: HashMap<Fingerprint, Arc<NamespaceTopic>>,
     /// The number of the next message, by topic.
     numbers: HashMap<String, u64>,
-    /// The first number of a topic that begins: higher than any number of a topic that ended, which may be the same topic.
+    /// The first number of a topic that begins: higher than any number of a topic that ended, or of an earlier life of the node,
+    /// which may be the same topic.
     first_number: u64,
     told: Told,
 }
@@ -117,7 +119,7 @@ impl KvEvents {
             descriptions,
             namespaces: HashMap::new(),
             numbers: HashMap::new(),
-            first_number: 0,
+            first_number: now_us(),
             told: Told::new(tokens != EventTokens::Off),
         };
         Ok((events, bound))
@@ -498,21 +500,41 @@ mod tests {
     }
 
     #[test]
+    fn a_later_life_of_the_node_has_no_number_of_an_earlier_life() {
+        actix_rt::System::new().block_on(async {
+            let config: KvEventsConfig = toml::from_str("listen = \"127.0.0.1:0\"").unwrap();
+            let mut last = None;
+            for _ in 0..2 {
+                let (mut events, _) = KvEvents::bind(&config, "node-0", Descriptions::kept(0)).await.unwrap();
+                events.clear("kv@topic", 1);
+                assert!(last < Some(events.numbers["kv@topic"] - 1), "a number that was used");
+                (0..7).for_each(|_| events.clear("kv@topic", 1));
+                last = Some(events.numbers["kv@topic"] - 1);
+                assert!(
+                    i64::try_from(last.unwrap()).is_ok(),
+                    "the negative numbers of requests mean something else"
+                );
+            }
+        });
+    }
+
+    #[test]
     fn a_topic_that_ended_and_comes_again_has_no_number_twice() {
         actix_rt::System::new().block_on(async {
             let config: KvEventsConfig = toml::from_str("listen = \"127.0.0.1:0\"").unwrap();
             let (mut events, _) = KvEvents::bind(&config, "node-0", Descriptions::kept(0)).await.unwrap();
             (0..7).for_each(|_| events.clear("kv@long", 1));
             (0..3).for_each(|_| events.clear("kv@short", 1));
+            let last = events.numbers["kv@long"] - 1;
             events.forget(&HashMap::new(), 1).await;
             assert!(events.numbers.is_empty());
             let next = |events: &mut KvEvents, topic: &str| {
                 events.clear(topic, 1);
                 events.numbers[topic] - 1
             };
-            assert_eq!(next(&mut events, "kv@long"), 8, "the last number was 7");
-            assert!(next(&mut events, "kv@short") > 3);
-            assert_eq!(next(&mut events, "kv@long"), 9, "and has no gap");
+            let again = next(&mut events, "kv@long");
+            assert!(again > last && next(&mut events, "kv@short") > last);
+            assert_eq!(next(&mut events, "kv@long"), again + 1, "and has no gap");
         });
     }
 }

@@ -13,7 +13,7 @@ use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use actix::Addr;
 use actix_rt::Arbiter;
@@ -32,7 +32,7 @@ pub use self::error::ServeError;
 use self::member::{join_cluster, start_cluster, to_leave};
 use self::object::Objects;
 use crate::actor::GpuActor;
-use crate::clock::Clock;
+use crate::clock::{Clock, now_us};
 use crate::cluster::Cluster;
 use crate::config::EventTokens;
 use crate::described::Descriptions;
@@ -257,12 +257,6 @@ fn new_state(limits: &Limits, tenants: &Tenants, metrics: &SharedMetrics, clock:
         metrics: Arc::clone(metrics),
         clock,
     })
-}
-
-/// Microseconds since 1970.
-fn now_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Takes engines' descriptions of chunks. Keeps them only if events include tokens.
