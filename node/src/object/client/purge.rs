@@ -1,6 +1,8 @@
 //! Purges of the object store: deletes the objects of chunks.
 
 use std::cell::RefCell;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::Ordering;
 
@@ -65,6 +67,13 @@ impl Troubles {
         noted.first = noted.first.take().or_else(|| object.cloned());
     }
 
+    /// Notes an object that stays, since it leads to an object that is left.
+    fn note_kept(&self) {
+        if let Some(noted) = &mut *self.0.borrow_mut() {
+            noted.objects += 1;
+        }
+    }
+
     fn note_success(&self) {
         if let Some(noted) = &mut *self.0.borrow_mut() {
             noted.in_a_row = 0;
@@ -76,6 +85,10 @@ impl Troubles {
         self.0.borrow().as_ref().is_some_and(|noted| noted.in_a_row >= MOST_IN_A_ROW)
     }
 }
+
+/// How far each purged chunk is behind the first purged chunk of its prompt, and the chunk that it continues: the first continues
+/// itself here.
+type Tree = HashMap<ChunkHash, (u32, ChunkHash)>;
 
 impl Client {
     /// Deletes the objects of chunks, or counts them. `progress` hears of each page. Forgets all facts about these objects.
@@ -114,12 +127,13 @@ impl Client {
             if !is_purged(&folder, keys) {
                 continue;
             }
+            let mut tree = Tree::new();
             if keys.hashes().is_some() {
-                self.add_continuing(&folder, keys, &troubles).await;
+                tree = self.add_continuing(&folder, keys, &troubles).await;
                 // A store that does not let read may let delete.
                 troubles.note_success();
             }
-            self.purge_namespace(&folder, keys, mode, progress, &troubles).await;
+            self.purge_namespace(&folder, keys, &tree, mode, progress, &troubles).await;
         }
         troubles.0.into_inner().map_or(Ok(()), Err)
     }
@@ -128,34 +142,66 @@ impl Client {
         &self,
         folder: &Path,
         keys: &PurgedKeys,
+        tree: &Tree,
         mode: PurgeMode,
         progress: &dyn Fn(u64),
         troubles: &Troubles,
     ) {
         let is_named = |hash: &ChunkHash| keys.hashes().is_none_or(|hashes| hashes.contains(hash));
+        let mut in_tree = Vec::new();
         let mut objects = self.store.list(Some(folder)).ready_chunks(PAGE);
         while let Some(page) = self.next_page(&mut objects, troubles).await {
-            let named = |object: &ObjectMeta| hash_of(&object.location).is_some_and(|hash| is_named(&hash));
+            let found = page.into_iter().map(|ObjectMeta { location, .. }| location);
             let found: Vec<Path> =
-                page.into_iter().filter(named).map(|ObjectMeta { location, .. }| location).collect();
-            let mut count = found.len() as u64;
-            if mode == PurgeMode::Remove {
-                let deleted = iter(found).map(|at| self.purge_object(at, troubles));
-                let deleted = deleted.buffer_unordered(AT_A_TIME);
-                count = deleted.filter(|&is_gone| std::future::ready(is_gone)).count().await as u64;
+                found.filter(|at| hash_of(at).is_some_and(|hash| is_named(&hash))).collect();
+            match mode {
+                PurgeMode::Count => progress(found.len() as u64),
+                PurgeMode::Remove if keys.hashes().is_some() => in_tree.extend(found),
+                PurgeMode::Remove => _ = self.purge_page(found, progress, troubles).await,
             }
-            progress(count);
+        }
+        self.purge_tree(in_tree, tree, progress, troubles).await;
+    }
+
+    /// Deletes the last chunks of prompts first. An object that is left keeps those that lead to it, so a repeated purge finds it.
+    async fn purge_tree(&self, objects: Vec<Path>, tree: &Tree, progress: &dyn Fn(u64), troubles: &Troubles) {
+        let place = |at: &Path| tree.get(&hash_of(at)?);
+        let depth = |at: &Path| place(at).map_or(0, |&(depth, _)| depth);
+        let mut objects: Vec<(u32, Path)> = objects.into_iter().map(|at| (depth(&at), at)).collect();
+        objects.sort_unstable_by(|one, other| other.cmp(one));
+        let mut kept: HashSet<ChunkHash> = HashSet::new();
+        for level in objects.chunk_by(|(one, _), (other, _)| one == other) {
+            let is_kept = |at: &Path| hash_of(at).is_some_and(|hash| kept.contains(&hash));
+            let (mut left, go): (Vec<Path>, Vec<Path>) =
+                level.iter().map(|(_, at)| at.clone()).partition(is_kept);
+            left.iter().for_each(|_| troubles.note_kept());
+            for page in go.chunks(PAGE) {
+                left.extend(self.purge_page(page.to_vec(), progress, troubles).await);
+            }
+            kept.extend(left.iter().filter_map(place).map(|&(_, parent)| parent));
         }
     }
 
+    /// Deletes objects, and returns those that are left.
+    async fn purge_page(&self, objects: Vec<Path>, progress: &dyn Fn(u64), troubles: &Troubles) -> Vec<Path> {
+        let count = objects.len();
+        let purged = iter(objects).map(async |at| {
+            let is_gone = self.purge_object(at.clone(), troubles).await;
+            (!is_gone).then_some(at)
+        });
+        let left =
+            purged.buffer_unordered(AT_A_TIME).filter_map(std::future::ready).collect::<Vec<_>>().await;
+        progress((count - left.len()) as u64);
+        left
+    }
+
     /// Adds the chunks whose objects say that they continue chunks of a purge: a node does not know the chunks that only the object
-    /// store has.
-    async fn add_continuing(&self, folder: &Path, keys: &mut PurgedKeys, troubles: &Troubles) {
+    /// store has. Returns how the chunks continue each other.
+    async fn add_continuing(&self, folder: &Path, keys: &mut PurgedKeys, troubles: &Troubles) -> Tree {
         let mut chunks: Vec<(ChunkHash, ChunkHash)> = Vec::new();
         let mut objects = self.store.list(Some(folder)).ready_chunks(PAGE);
         while let Some(mut page) = self.next_page(&mut objects, troubles).await {
-            let is_named = |hash: &ChunkHash| keys.hashes().is_some_and(|hashes| hashes.contains(hash));
-            page.retain(|object| hash_of(&object.location).is_some_and(|hash| !is_named(&hash)));
+            page.retain(|object| hash_of(&object.location).is_some());
             // One object of each chunk is enough: they follow each other.
             page.dedup_by_key(|object| hash_of(&object.location));
             let read = iter(page).map(|object| self.parent_and_name(object, troubles));
@@ -171,17 +217,9 @@ impl Client {
             }
         }
         chunks.sort_unstable();
-        let mut due: Vec<ChunkHash> = keys.hashes().into_iter().flatten().copied().collect();
-        while let Some(parent) = due.pop() {
-            let from = chunks.partition_point(|(of, _)| *of < parent);
-            let of_parent = chunks[from..].iter().take_while(|(of, _)| *of == parent);
-            let new: Vec<ChunkHash> = of_parent
-                .map(|(_, hash)| *hash)
-                .filter(|hash| keys.hashes().is_some_and(|hashes| !hashes.contains(hash)))
-                .collect();
-            keys.add_chunks(new.iter().copied());
-            due.extend(new);
-        }
+        let tree = tree_of(&chunks, keys);
+        keys.add_chunks(tree.keys().copied());
+        tree
     }
 
     /// The hash of the chunk that an object's chunk continues, and that of the object's chunk. `None` if there is no such object any
@@ -272,6 +310,28 @@ impl Client {
         known.forget(|key| is_one(&key.chunk));
         self.metrics.known.set(known.len() as i64);
     }
+}
+
+/// The named chunks, and all chunks that continue them. `chunks` has the parent and the name of each chunk, in order.
+fn tree_of(chunks: &[(ChunkHash, ChunkHash)], named: &PurgedKeys) -> Tree {
+    let is_named = |hash: &ChunkHash| named.hashes().is_some_and(|hashes| hashes.contains(hash));
+    let continues =
+        |(parent, hash): &&(ChunkHash, ChunkHash)| parent != hash && is_named(parent) && is_named(hash);
+    let later: HashSet<ChunkHash> = chunks.iter().filter(continues).map(|(_, hash)| *hash).collect();
+    let mut due: Vec<ChunkHash> = named.hashes().into_iter().flatten().copied().collect();
+    due.retain(|hash| !later.contains(hash));
+    let mut tree: Tree = due.iter().map(|&hash| (hash, (0, hash))).collect();
+    while let Some(parent) = due.pop() {
+        let depth = tree[&parent].0 + 1;
+        let from = chunks.partition_point(|(of, _)| *of < parent);
+        for &(_, hash) in chunks[from..].iter().take_while(|(of, _)| *of == parent) {
+            if let Entry::Vacant(new) = tree.entry(hash) {
+                new.insert((depth, parent));
+                due.push(hash);
+            }
+        }
+    }
+    tree
 }
 
 /// The hash in an object's name.

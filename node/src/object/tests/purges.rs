@@ -89,6 +89,39 @@ async fn chunks_that_only_the_store_has_are_purged_with_the_chunk_that_they_cont
 }
 
 #[tokio::test]
+async fn a_purge_that_is_repeated_finds_what_the_first_left_below_the_purged_chunk() {
+    for named in [1, 3] {
+        let mut rig = Rig::new();
+        let numbers = of_one_namespace(6);
+        // A chain, and a chunk that continues its second chunk too.
+        let parents = [0, 0, 1, 2, 3, 1];
+        for (&number, parent) in numbers.iter().zip(parents) {
+            let mut order = rig.slots.write_order(single(number));
+            order.chunk.parent = single(numbers[parent]).key().hash;
+            assert_eq!(rig.client.write(order, deadline()).await, WriteAnswer::Durable);
+        }
+        let fingerprint = single(0).key().fingerprint;
+        let name = NamespaceName(std::array::from_fn(|at| fingerprint.0[at]));
+        let purge = async |to: usize| {
+            // Nodes name the chunks that they know.
+            let hashes = numbers[1..=to].iter().map(|&number| single(number).key().hash).collect();
+            rig.purge(PurgedKeys::named_by(&PurgeScope::Chunks(name, hashes)), PurgeMode::Remove).await
+        };
+        rig.store.faults().held = vec![object_name(single(numbers[4]))];
+        let (count, said) = purge(named).await;
+        assert_eq!(count, 1, "what leads to the chunk that is left stays");
+        let said = said.unwrap();
+        assert!(said.contains("objects that are left: 4, the first is"), "{said}");
+        assert!(purge(1).await.1.is_some(), "it is left still");
+        rig.store.faults().held.clear();
+        assert_eq!(purge(1).await, (4, None));
+        for (at, &number) in numbers.iter().enumerate() {
+            assert_eq!(rig.store.has(single(number)).await, at == 0, "{at}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_chunk_whose_place_in_prompts_cannot_be_read_is_named() {
     let mut rig = Rig::new();
     let numbers = of_one_namespace(2);
