@@ -252,6 +252,45 @@ mod tests {
     }
 
     #[test]
+    fn a_namespace_under_another_number_has_the_rates_of_its_last_life_alone() {
+        let metrics = Metrics::new().unwrap();
+        let mut actor = metrics.of_actor(0, None);
+        let asked = |actor: &mut ActorMetrics, namespace, tokens| {
+            let ask = lookup_of(namespace);
+            let found = Found { tokens, spans: Vec::new(), pin: None };
+            let fingerprint = Fingerprint([0xff; 32]);
+            let (at, usable, chunk_tokens, prompt_tokens) = (Millis(0), &[], 8, 100);
+            let (ask, found) = (&ask, &found);
+            let lookup = LookedUp { at, ask, found, fingerprint, chunk_tokens, prompt_tokens, usable };
+            actor.looked_up(&lookup);
+        };
+        for number in 0..20 {
+            actor.know(number, "team", "00ff");
+            asked(&mut actor, number, 100 - u64::from(number));
+            let rates = actor.observe(&Usage::default(), Millis(0));
+            assert!(rates.iter().all(|rates| rates.tokens_asked == 100), "{rates:?}");
+            let rate = f64::from(100 - number) / 100.0;
+            let labels = r#"device="0",namespace="00ff",tenant="team",window="1h""#;
+            let text = metrics.render().unwrap();
+            assert!(text.contains(&format!("larder_hit_rate{{{labels}}} {rate}\n")), "{rate}: {text}");
+            assert!(text.contains(&format!(
+                "_asked_total{{namespace=\"00ff\",preempted=\"false\",tenant=\"team\"}} {}00\n",
+                number + 1
+            )));
+        }
+        actor.know(0, "team", "00aa");
+        asked(&mut actor, 19, 50);
+        actor.know(1, "other", "00bb");
+        for end in [|actor: &mut ActorMetrics| actor.tenant_left("team"), ActorMetrics::life_ended] {
+            end(&mut actor);
+            actor.observe(&Usage::default(), Millis(0));
+            let text = metrics.render().unwrap();
+            assert!(!text.contains("team"), "{text}");
+        }
+        assert!(!metrics.render().unwrap().contains("00bb"), "the store begins anew");
+    }
+
+    #[test]
     fn a_namespace_that_no_actor_knows_any_more_has_no_counters_left() {
         let metrics = Metrics::new().unwrap();
         let (mut one, mut other) = (metrics.of_actor(0, None), metrics.of_actor(1, None));

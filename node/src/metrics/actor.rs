@@ -110,18 +110,27 @@ impl ActorMetrics {
     pub fn life_ended(&mut self) {
         self.metrics.tiers.restarts.with_label_values(&[&self.device]).inc();
         self.counted = Usage { device_tier: self.counted.device_tier, ..Usage::default() };
+        self.forget(|_, _| true);
     }
 
-    /// Notes the namespace of a number. Another namespace may have had the number before.
+    /// Notes the namespace of a number. Another namespace may have had the number before, and the namespace another number.
     pub fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
         if self.namespaces.get(&number).is_some_and(|known| known.fingerprint == fingerprint) {
             return;
         }
         let known = self.metrics.of_namespace(tenant, fingerprint);
-        if let Some(forgotten) = self.namespaces.insert(number, known) {
-            self.metrics.forget(&forgotten);
-        }
+        self.forget(|before, gone| {
+            before == number || (gone.tenant == tenant && gone.fingerprint == fingerprint)
+        });
+        self.namespaces.insert(number, known);
         self.rates.know(number, tenant, fingerprint);
+    }
+
+    fn forget(&mut self, is_gone: impl Fn(u32, &NamespaceMetrics) -> bool) {
+        for (number, gone) in self.namespaces.extract_if(|&number, known| is_gone(number, known)) {
+            self.metrics.forget(&gone);
+            self.rates.forget(number);
+        }
     }
 
     /// Counts a lookup, and notes its chunks for the hit rate of an infinite cache.
@@ -229,8 +238,9 @@ impl ActorMetrics {
         }
     }
 
-    /// Removes the gauges of a tenant's extents.
-    pub fn tenant_left(&self, tenant: &str) {
+    /// Removes the gauges of a tenant's extents and namespaces.
+    pub fn tenant_left(&mut self, tenant: &str) {
+        self.forget(|_, known| known.tenant == tenant);
         for state in ["held", "limit"] {
             // An error: the gauge was never shown.
             _ = self.metrics.tenants.arena_bytes.remove_label_values(&[tenant, &self.device, state]);

@@ -62,8 +62,13 @@ impl Rates {
     /// Notes the namespace of a number. Another namespace may have had the number before.
     pub(super) fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
         let (tenant, fingerprint) = (tenant.to_owned(), fingerprint.to_owned());
-        let known = Namespace { tenant, fingerprint, reuse: ReuseWindows::default() };
-        let Some(forgotten) = self.namespaces.insert(number, known) else { return };
+        self.forget(number);
+        self.namespaces.insert(number, Namespace { tenant, fingerprint, reuse: ReuseWindows::default() });
+    }
+
+    /// Removes the gauges of the namespace of a number.
+    pub(super) fn forget(&mut self, number: u32) {
+        let Some(forgotten) = self.namespaces.remove(&number) else { return };
         for (gauges, window) in self.of_namespaces.iter().flat_map(|g| Period::ALL.map(|w| (g, w))) {
             let Namespace { tenant, fingerprint, .. } = &forgotten;
             // An error: nobody has read the gauge yet, so it does not exist.
@@ -91,7 +96,7 @@ impl Rates {
         }
         let shown = tenants.keys().map(|(tenant, _)| tenant.clone()).collect();
         let before = std::mem::replace(&mut self.shown, shown);
-        before.difference(&self.shown).for_each(|tenant| self.forget(tenant));
+        before.difference(&self.shown).for_each(|tenant| self.forget_tenant(tenant));
         let rates = |((tenant, window), tokens): ((String, &'static str), Tokens)| {
             let labels = [tenant.as_str(), &self.device, window];
             set(self.of_tenants.each_ref().map(|g| g.with_label_values(&labels)), tokens);
@@ -112,7 +117,7 @@ impl Rates {
     }
 
     /// Removes the gauges of a tenant without namespaces.
-    fn forget(&self, tenant: &str) {
+    fn forget_tenant(&self, tenant: &str) {
         for window in Period::ALL.map(Period::as_str) {
             let labels = [tenant, &self.device, window];
             // An error means that the gauge is not there, as wanted.
