@@ -344,7 +344,8 @@ fn a_purge_waits_for_uploads_beside_a_silent_drive_but_not_for_the_drive() {
     let object =
         limits().object.map(|object| ObjectStoreLimits { write: Some(WritePolicy::WriteThrough), ..object });
     let mut w = World { sees_writes: true, ..World::with(StoreLimits { object, ..limits() }, BELOW) };
-    w.core.description_is(w.fingerprint, Description::There);
+    assert_eq!(w.core.may_write_to_disk(w.fingerprint), MayWrite::Later);
+    describe(&mut w, Description::There);
     w.put("a");
     let writes = [write(&mut w), write(&mut w)];
     let scope = chunk_a(&w);
