@@ -177,7 +177,7 @@ impl World {
         let Ok(peer) = self.node.exchange.peer(NodeNumber(number)) else { return };
         let (bytes, class) = (self.random.u64(0..12 * UNIT), self.class());
         let deadline = ms(self.random.u64(100..2_000));
-        let tenant = TenantId(self.random.u16(..3));
+        let tenant = TenantId(self.requests.len() as u16 % 3);
         let wanted = Wanted { tenant, bytes, class, deadline, has_others: self.random.bool() };
         let request = self.node.exchange.fetch(self.node.now, peer, wanted);
         self.requests.insert(request, Model { peer, bytes, stage: Stage::Waits });
