@@ -8,7 +8,7 @@ mod rates;
 pub mod table;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use larder_net::http::Connections;
 use larder_net::metrics::{Part as _, ProcessMetrics, TracingMetrics};
@@ -30,8 +30,8 @@ pub struct Metrics {
     operations: Operations,
     tiers: Tiers,
     tenants: Tenants,
-    /// The metrics of the object tier.
-    pub object: ObjectMetrics,
+    /// The metrics of the object tier; none if the node has no such tier.
+    pub object: OnceLock<ObjectMetrics>,
     recording: Recording,
     process: ProcessMetrics,
     tracing: TracingMetrics,
@@ -69,7 +69,7 @@ impl Metrics {
             operations,
             tiers: Tiers::register(&registry)?,
             tenants: Tenants::register(&registry)?,
-            object: ObjectMetrics::register(&registry)?,
+            object: OnceLock::new(),
             recording: Recording::register(&registry)?,
             process: ProcessMetrics::register(&registry)?,
             tracing: TracingMetrics::register(&registry)?,
@@ -92,6 +92,15 @@ impl Metrics {
     /// The registry, for other parts of the node that count.
     pub fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    /// Registers the metrics of the object tier.
+    ///
+    /// # Errors
+    /// Fails if they are registered already.
+    pub fn add_object_tier(&self) -> Result<ObjectMetrics, Error> {
+        let object = ObjectMetrics::register(&self.registry)?;
+        Ok(self.object.get_or_init(|| object).clone())
     }
 
     /// Counts the end of a session.
@@ -210,6 +219,11 @@ mod tests {
             pin_ms: None,
             prefill_tokens_per_second: None,
         }
+    }
+
+    #[test]
+    fn a_node_without_an_object_tier_has_no_metrics_of_one() {
+        assert!(!Metrics::new().unwrap().render().unwrap().contains("larder_object_"));
     }
 
     #[test]

@@ -134,7 +134,7 @@ async fn start_and_serve(
     let (recorder, recording) = start_recorder(&limits, &metrics).await?.unzip();
     let (audit, auditing) = start_audit(&limits).await?;
     let mut cluster = start_cluster(&limits, &metrics, clock).await?;
-    let objects = Objects::start(limits.object.as_ref(), &metrics, &state).await;
+    let objects = Objects::start(limits.object.as_ref(), &metrics, &state).await?;
     let stored = objects.as_ref().map(Objects::tier);
     let filling = Arc::clone(&state.filling);
     let logs = (recorder, audit.clone());

@@ -301,7 +301,7 @@ impl ActorMetrics {
             disk.waiting_bytes.set(used.waiting_bytes as i64);
             disk.shed.inc_by(more(|usage| usage.disk.unwrap_or_default().shed));
         }
-        if let Some(used) = usage.object {
+        if let Some((used, object)) = usage.object.zip(object.get()) {
             object.waiting_bytes.with_label_values(&[device]).set(used.waiting_bytes as i64);
             let shed = more(|usage| usage.object.unwrap_or_default().shed);
             object.shed.with_label_values(&[device]).inc_by(shed);

@@ -94,7 +94,7 @@ metrics_table! {
             "Parts of the node that are not on the best NUMA node, by kind";
         cached_chunks: IntGaugeVec = "larder_cached_chunks", "chunks", [DEVICE, LOCAL_TIER],
             "Chunks in a tier; for the device tier, blocks";
-        cached_bytes: IntGaugeVec = "larder_cached_bytes", "bytes", [DEVICE, LOCAL_TIER],
+        cached_bytes: IntGaugeVec = "larder_cached_bytes", "bytes", [DEVICE, MEMORY_TIER],
             "Bytes of chunks in a tier";
         evictions: IntCounterVec = "larder_evicted_chunks_total", "chunks",
             [DEVICE, Label::one_of("reason", &["watermark", "need", "clearing"])],
@@ -190,6 +190,7 @@ const NAMESPACE: Label =
 const PREEMPTED: Label = Label::one_of("preempted", &super::PREEMPTED);
 const TIER: Label = Label::one_of("tier", &["device", "host", "disk", "peer", "object"]);
 const LOCAL_TIER: Label = Label::one_of("tier", &["device", "host", "disk"]);
+const MEMORY_TIER: Label = Label::one_of("tier", &["device", "host"]);
 const WINDOW: Label = Label::one_of("window", &["10m", "1h"]);
 const REQUEST: Label = Label::one_of(
     "request",

@@ -21,27 +21,31 @@ pub(super) struct Objects {
 impl Objects {
     /// Opens the tier, and lets `state` show it. If the tier cannot be opened, the node logs the reason and serves without it. If
     /// the store does not answer, the tier leaves the store alone and tries again later.
+    ///
+    /// # Errors
+    /// Fails if the tier's metrics are registered already.
     pub(super) async fn start(
         limits: Option<&ObjectLimits>,
         metrics: &SharedMetrics,
         state: &HttpState,
-    ) -> Option<Self> {
-        let limits = limits?.clone();
+    ) -> Result<Option<Self>, prometheus::Error> {
+        let Some(limits) = limits.cloned() else { return Ok(None) };
         let options = limits.options.clone();
         let url = options.url.clone();
-        let object_metrics = metrics.object.clone();
-        let tier = blocking(move || ObjectTier::open(&options, object_metrics)).await;
+        let object_metrics = metrics.add_object_tier()?;
+        let of_tier = object_metrics.clone();
+        let tier = blocking(move || ObjectTier::open(&options, of_tier)).await;
         match &tier {
             Ok(_) => tracing::info!(url, "the object tier is open"),
             Err(error) => {
                 let source = std::error::Error::source(error).map(ToString::to_string);
                 tracing::error!(%error, source, "the node serves without its object tier");
-                metrics.object.never_opened();
+                object_metrics.never_opened();
             }
         }
         let objects = Self { limits, tier: tier.map(Arc::new) };
         _ = state.object.set(Box::new(objects.reporter()));
-        Some(objects)
+        Ok(Some(objects))
     }
 
     /// The tier; dangling if it is not open. The reference does not keep the tier open.
