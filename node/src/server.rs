@@ -26,6 +26,7 @@ use larder_net::line_file::last_lines;
 use larder_net::reload::ReloadTimes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::time::timeout;
 
 use self::actors::{NodeParts, find_gpus, memory_is_there, start_actors};
 pub use self::error::ServeError;
@@ -176,8 +177,10 @@ async fn start_and_serve(
     reloading.abort();
     drop(listening);
     publishing.into_iter().for_each(|publishing| publishing.abort());
-    if let Some(cluster) = cluster {
-        cluster.leave().await;
+    if let Some(cluster) = cluster
+        && timeout(THREADS_END_WITHIN, cluster.leave()).await.is_err()
+    {
+        tracing::error!("the thread between nodes hangs: it ends with the process");
     }
     state.stopping.send_replace(true);
     wait_for_sessions(&sessions).await;
@@ -294,15 +297,18 @@ async fn actor_ended(actors: &[SessionActor]) -> u16 {
     }
 }
 
-/// Ends the actors' threads.
+/// Ends the actors' threads. Those that hang end with the process.
 async fn end_threads(arbiters: impl Iterator<Item = Arbiter>) {
-    for arbiter in arbiters {
+    let end = async |(device, arbiter): (u16, Arbiter)| {
         arbiter.stop();
         // The thread ends when its tasks are dropped, and the arena with it.
-        if try_blocking(move || arbiter.join()).await.is_err() {
-            tracing::error!("an actor's thread ended in a panic");
+        match timeout(THREADS_END_WITHIN, try_blocking(move || arbiter.join())).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(_) => tracing::error!(device, "the actor's thread ended in a panic"),
+            Err(_) => tracing::error!(device, "the actor's thread hangs: it ends with the process"),
         }
-    }
+    };
+    join_all((0..).zip(arbiters).map(end)).await;
 }
 
 /// Waits until the logs have their last lines, but not for ever.
@@ -400,13 +406,16 @@ async fn wait_for_sessions(actors: &[SessionActor]) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    if tokio::time::timeout(STOP_WITHIN, ended).await.is_err() {
+    if timeout(STOP_WITHIN, ended).await.is_err() {
         tracing::warn!(sessions = open(), "the node stops although sessions are still open");
     }
 }
 
 /// How long running work may take when the node stops.
 pub const STOP_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long the threads of actors, and those between nodes, may take to end: longer than a tier waits for a drive that hangs.
+const THREADS_END_WITHIN: Duration = Duration::from_secs(20);
 
 /// How often the node checks that no actor has ended.
 const ACTORS_LOOKED_AT: Duration = Duration::from_millis(500);
@@ -416,6 +425,20 @@ mod tests {
     use std::future::ready;
 
     use super::*;
+
+    #[test]
+    fn a_node_ends_although_an_actor_hangs() {
+        actix_rt::System::new().block_on(async {
+            tokio::time::pause();
+            let actor = Arbiter::new();
+            actor.spawn_fn(|| {
+                loop {
+                    std::thread::park();
+                }
+            });
+            end_threads(std::iter::once(actor)).await;
+        });
+    }
 
     #[tokio::test]
     async fn a_node_that_is_told_to_stop_ends_at_once_as_long_as_it_starts() {
