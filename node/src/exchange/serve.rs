@@ -220,6 +220,11 @@ impl Server {
                         drop(bytes);
                         return self.tell_follower((connection, order), send, *follow).await;
                     }
+                    request @ PeerRequest::Show(_) => tokio::select! {
+                        response = self.answer(connection.peer(), request) => response,
+                        // Nobody waits for the answer any more, and the seat is for others.
+                        _ = send.stopped() => return,
+                    },
                     request => self.answer(connection.peer(), request).await,
                 }
             }

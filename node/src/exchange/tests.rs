@@ -319,8 +319,11 @@ fn endpoints<const COUNT: usize>(names: [&str; COUNT]) -> [Endpoint; COUNT] {
 
 /// Endpoints of nodes of these names. They speak no later version than these.
 fn endpoints_of<const COUNT: usize>(nodes: [(&str, Version); COUNT]) -> [Endpoint; COUNT] {
-    credentials(nodes)
-        .map(|credentials| Endpoint::bind(any_port(), &credentials, &TransportSettings::default()).unwrap())
+    credentials(nodes).map(|credentials| endpoint(&credentials))
+}
+
+fn endpoint(credentials: &Credentials) -> Endpoint {
+    Endpoint::bind(any_port(), credentials, &TransportSettings::default()).unwrap()
 }
 
 fn any_port() -> SocketAddr {
@@ -328,9 +331,13 @@ fn any_port() -> SocketAddr {
 }
 
 fn credentials<const COUNT: usize>(nodes: [(&str, Version); COUNT]) -> [Credentials; COUNT] {
+    credentials_of(nodes.map(|(name, latest)| (Identity::new(Role::Node, name), latest)))
+}
+
+fn credentials_of<const COUNT: usize>(owners: [(Identity, Version); COUNT]) -> [Credentials; COUNT] {
     let (authority, files) = Authority::create(Validity::days(1)).unwrap();
-    nodes.map(|(name, latest)| {
-        let issued = authority.issue(&Identity::new(Role::Node, name), Validity::days(1)).unwrap();
+    owners.map(|(identity, latest)| {
+        let issued = authority.issue(&identity, Validity::days(1)).unwrap();
         let [ca, certificate, key] =
             [&files.certificate_pem, &issued.certificate_pem, &issued.key_pem].map(String::as_bytes);
         Credentials::speaking(Version::EARLIEST..=latest, ca, certificate, key).unwrap()

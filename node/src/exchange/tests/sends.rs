@@ -2,12 +2,13 @@
 
 use futures_util::future::join_all;
 use larder_net::metrics::Part as _;
-use larder_protocol::peer::{Announced, Chunks, Fetch, Rows};
+use larder_protocol::peer::{Announced, Chunks, Fetch, Rows, Show};
 use larder_protocol::table::Epoch;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::*;
 use crate::exchange::rooms::read_answer;
+use crate::exchange::serve::limits_of;
 use crate::exchange::{ServeAnnounce, ServeFind, ServeRepair};
 
 /// Has every chunk, all in one place, and knows nothing of a directory.
@@ -94,7 +95,8 @@ pub(super) fn services(all: &Addr<HasAll>) -> Services {
         drain: Box::new(|_, _| Err(String::new())),
         reload: Box::new(|_| Box::pin(async { Err(String::new()) })),
         purge: Box::new(|_, _| Err(String::new())),
-        show: Box::new(|_| Box::pin(async { Err(String::new()) })),
+        // The answer never comes.
+        show: Box::new(|_| Box::pin(std::future::pending())),
         audit: larder_net::audit::Audit::default(),
         find: all.clone().recipient(),
         announce: all.clone().recipient(),
@@ -152,6 +154,34 @@ pub(super) fn fetch_of(chunks: u64) -> Fetch {
     let hashes = (0..chunks).map(|number| ChunkHash([number as u8; 32])).collect();
     let chunks = Chunks { device: 0, fingerprint: SPACE, hashes };
     Fetch { chunks, block_bytes: vec![BLOCK_BYTES], class: Class::Decode }
+}
+
+#[test]
+fn who_went_away_before_an_answer_leaves_its_seat_to_others() {
+    System::new().block_on(async {
+        let owners = [Identity::new(Role::Node, "node-1"), Identity::new(Role::Coordinator, "c")];
+        let [holder, asker] =
+            credentials_of(owners.map(|owner| (owner, Version::LATEST))).map(|one| endpoint(&one));
+        let address = holder.local_address();
+        let serving = Serving::start(holder, ExchangeLimits::default()).await;
+        let asks = async || {
+            let connection = asker.connect(address, Role::Node, Some("node-1")).await.unwrap();
+            let (mut send, receive) = connection.quic().open_bi().await.unwrap();
+            let show = Show { path: "/doctor".to_owned(), body: Vec::new() };
+            write_message(&mut send, &PeerRequest::Show(show)).await.unwrap();
+            send.finish().unwrap();
+            (connection, receive)
+        };
+        let came = || serving.metrics.requests.with_label_values(&["show"]).get();
+        let seats = limits_of(Role::Coordinator).connections;
+        for asked in 1..=2 * seats as u64 {
+            let (connection, receive) = asks().await;
+            until("the question came", || came() == asked).await;
+            drop(receive);
+            connection.quic().close(0_u32.into(), b"the asker goes away");
+            until("the connection is gone", || serving.metrics.connections.get() == 0).await;
+        }
+    });
 }
 
 fn held(chunks: &[FetchedChunk]) -> u64 {
