@@ -175,7 +175,10 @@ impl CoordinatorClient {
                 Ok(connection) => {
                     // The others answer as fast, or are dead.
                     patience = OTHERS_DEADLINE;
-                    self.follow_over(&connection, &mut leaving, || dials.clear()).await
+                    match self.follow_over(&connection, &mut leaving, || dials.clear()).await {
+                        Err(error) if !error.is::<Ended>() => Err(by_connection(&connection, &*error).await),
+                        ended => ended,
+                    }
                 }
                 Err(error) => Err(error),
             };
@@ -236,7 +239,7 @@ impl CoordinatorClient {
             let due = self.following.next_deadline();
             tokio::select! {
                 message = messages.recv() => {
-                    let message = message.ok_or("the coordinator closed the stream")?;
+                    let message = message.ok_or("it closed the stream")?;
                     if let CoordinatorMessage::Standing(standing) = &message && self.node.is_some() && standing.leads {
                         let look = rivals::look(self.endpoint.clone(), self.coordinators.clone(), standing.life, found.clone());
                         looking = Some(AbortOnDrop(tokio::spawn(look)));
@@ -335,6 +338,15 @@ impl CoordinatorClient {
     }
 }
 
+/// Names the coordinator whose stream ended with an error, and the reason why the connection was closed, if it was. A coordinator
+/// that refuses a follower's certificate closes the connection after the follower's handshake.
+async fn by_connection(connection: &Connection, error: &dyn std::error::Error) -> Failed {
+    let quic = connection.quic();
+    let closed = timeout(CLOSE_DEADLINE, quic.closed()).await;
+    let reason = closed.map_or_else(|_| in_one_line(error), |closed| in_one_line(&closed));
+    format!("the coordinator at {}: {reason}", quic.remote_address()).into()
+}
+
 /// Reads the next message of a coordinator that speaks this version, as messages of today; `None` at the end of the stream.
 ///
 /// # Cancel safety
@@ -412,6 +424,9 @@ async fn resolve(name: &str, deadline: Duration) -> std::io::Result<Vec<SocketAd
 
 /// The most addresses of coordinators to dial: five coordinators, each with three.
 pub const MAX_ADDRESSES: usize = 16;
+
+/// How long the reason for the end of a stream may take to come.
+const CLOSE_DEADLINE: Duration = Duration::from_millis(100);
 
 /// How long the resolution of a name may take.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);

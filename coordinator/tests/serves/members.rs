@@ -28,6 +28,27 @@ fn a_coordinator_serves_health_metrics_and_status_until_it_is_told_to_stop() {
 }
 
 #[test]
+fn a_node_that_the_coordinator_does_not_trust_learns_why() {
+    on_one_thread(async {
+        let (place, other) = (Place::new(), Place::new());
+        let coordinator = place.start(None);
+        let issued = other.authority.issue(&Identity::new(Role::Node, "a"), Validity::days(1)).unwrap();
+        let ca = std::fs::read(place.file("ca.pem")).unwrap();
+        let (certificate, key) = (issued.certificate_pem.as_bytes(), issued.key_pem.as_bytes());
+        let credentials = Credentials::from_pem(&ca, certificate, key).unwrap();
+        let endpoint = Endpoint::bind(any_port(), &credentials, &TransportSettings::default()).unwrap();
+        let at = coordinator.ready.peer;
+        let mut node = place.node_at(endpoint, 1, vec![at], Known::default());
+        let why = node.sees("why", |known| known.leaderless.is_some()).await.leaderless.unwrap();
+        assert!(
+            why.starts_with(&format!("the coordinator at {at}: ")) && why.contains("certificate"),
+            "{why}"
+        );
+        coordinator.stop();
+    });
+}
+
+#[test]
 fn nodes_and_watchers_see_who_joins_leaves_dies_and_comes_back() {
     on_one_thread(async {
         let place = Place::new();
