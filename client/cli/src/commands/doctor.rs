@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use larder_node::host::HostFacts;
@@ -106,7 +106,7 @@ fn subject(args: &Args) -> anyhow::Result<(Subject, Vec<Finding>)> {
     let limits = config.resolve(&host);
     let object = limits.as_ref().ok().and_then(|limits| Some(&limits.object.as_ref()?.options));
     let node_runs = config.tenants.iter().any(|tenant| UnixStream::connect(&tenant.socket).is_ok());
-    let probes = Probes::run(&targets, disk, object, node_runs);
+    let probes = Probes::run(&targets, disk, object, (node_runs, PATIENCE));
     Ok((Subject { files, probes, limits, now: SystemTime::now(), host, config }, findings))
 }
 
@@ -116,6 +116,7 @@ fn actors(config: &Config) -> usize {
 }
 
 /// Examines the host for a node that runs here with this configuration. Nothing is sent, and nothing written to an object store.
+/// Waits for a drive that hangs, so that a node that examines its host again and again waits with one thread.
 pub(crate) fn examine_host_of(config: &Config) -> Vec<FindingStatus> {
     let root = Path::new("/");
     let host = match HostFacts::read(root) {
@@ -128,7 +129,7 @@ pub(crate) fn examine_host_of(config: &Config) -> Vec<FindingStatus> {
     let disk = config.disk.as_ref().map(|disk| (disk.folder.as_path(), actors(config)));
     let subject = Subject {
         files: Files::below(root),
-        probes: Probes::run(&[], disk, None, true),
+        probes: Probes::run(&[], disk, None, (true, Duration::MAX)),
         limits: config.resolve(&host),
         now: SystemTime::now(),
         host,
@@ -161,6 +162,9 @@ impl Report {
         format!("{text}\n{problems}, {warnings}.")
     }
 }
+
+/// How long a drive or the object store may take to answer: longer than a store that answers slowly.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The level's color: green, blue, yellow, bold red.
 fn colour(level: Level) -> &'static str {

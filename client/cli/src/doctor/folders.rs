@@ -2,23 +2,44 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use larder_node::config::TenantConfig;
 use larder_node::session::{NotASocket, check_socket_path};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
-use super::probes::{Disk, ObjectStore};
+use super::probes::{Disk, ObjectStore, in_time};
 use super::{Finding, Subject, note, ok, problem, warning};
 use crate::output::bytes;
 
 pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     let sockets = subject.config.tenants.iter().map(socket);
     let logs = [("audit", &subject.config.audit), ("record", &subject.config.record)];
-    let logs = logs.into_iter().filter_map(|(section, config)| Some(log(section, &config.as_ref()?.path)));
+    let patience = subject.probes.patience;
+    let logs = logs.into_iter().filter_map(|(section, config)| {
+        let path = config.as_ref()?.path.clone();
+        let name = format!("the drive of {}", path.display());
+        Some(in_time(patience, move || log(section, &path)).unwrap_or_else(|| silent("log", &name, patience)))
+    });
     let wanted = subject.config.disk.as_ref().map_or(0, |disk| disk.capacity_bytes.0);
     let tiers = subject.probes.disk.as_ref().map(|found| disk(found, wanted)).into_iter();
-    sockets.chain(logs).chain(tiers).chain(subject.probes.object.as_ref().map(object)).collect()
+    let no_answers = subject.probes.silent.iter().map(|(check, name)| silent(check, name, patience));
+    sockets
+        .chain(logs)
+        .chain(tiers)
+        .chain(subject.probes.object.as_ref().map(object))
+        .chain(no_answers)
+        .collect()
+}
+
+/// A drive or a store that did not answer a trial in time.
+fn silent(check: &'static str, name: &str, patience: Duration) -> Finding {
+    problem(
+        check,
+        format!("{name} has not answered for {} s", patience.as_secs()),
+        "look into the kernel's log for errors of the drive, or at the path to the server that has the files",
+    )
 }
 
 /// Checks a tenant's socket: a process that can open it is its tenant; a process that can write its folder can replace it.

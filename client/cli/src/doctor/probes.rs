@@ -5,8 +5,10 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::Duration;
 
+use larder_net::blocking::aside;
 use larder_net::quic::TransportSettings;
 use larder_node::disk::io::Ring;
 use larder_node::object::ObjectOptions;
@@ -40,6 +42,10 @@ pub(crate) struct Probes {
     pub(super) disk: Option<Disk>,
     /// The object store.
     pub(super) object: Option<ObjectStore>,
+    /// Trials that did not end in time: the check's name, and who did not answer.
+    pub(super) silent: Vec<(&'static str, String)>,
+    /// How long a trial may take that waits for a drive or a store.
+    pub(super) patience: Duration,
     /// Whether a node answers at one of the sockets: then it has its memory already.
     pub(super) node_runs: bool,
 }
@@ -83,15 +89,29 @@ pub(crate) struct ObjectStore {
 
 impl Probes {
     /// Makes all trials on this machine. `targets` are `host:port`; small and large datagrams go to each. `disk` is the folder of
-    /// the disk tiers of so many actors. A small object is written to the object store, and deleted.
+    /// the disk tiers of so many actors. A small object is written to the object store, and deleted. A trial of a drive or store
+    /// that takes longer than `patience` goes on, and nobody waits for it.
     pub(crate) fn run(
         targets: &[String],
         disk: Option<(&Path, usize)>,
         object: Option<&ObjectOptions>,
-        node_runs: bool,
+        (node_runs, patience): (bool, Duration),
     ) -> Self {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
         let state = socket.as_ref().ok().and_then(|socket| UdpSocketState::new(socket.into()).ok());
+        let mut silent = Vec::new();
+        let disk = disk.and_then(|(folder, actors)| {
+            let (name, folder) = (format!("the drive of {}", folder.display()), folder.to_owned());
+            let found = in_time(patience, move || Disk::probe(&folder, actors));
+            silent.extend(found.is_none().then_some(("disk", name)));
+            found
+        });
+        let object = object.and_then(|options| {
+            let (name, options) = (format!("the store at {}", options.url), options.clone());
+            let found = in_time(patience, move || ObjectStore::probe(&options));
+            silent.extend(found.is_none().then_some(("object store", name)));
+            found
+        });
         Self {
             io_uring: Ring::probe().map_err(|error| error.to_string()),
             udp_buffer_bytes: socket.as_ref().ok().and_then(buffer_bytes),
@@ -99,8 +119,10 @@ impl Probes {
             gso_segments: state.map_or(1, |state| state.max_gso_segments()),
             clock: ClockState::read(),
             targets: targets.iter().map(|name| Target::probe(name)).collect(),
-            disk: disk.map(|(folder, actors)| Disk::probe(folder, actors)),
-            object: object.map(ObjectStore::probe),
+            disk,
+            object,
+            silent,
+            patience,
             node_runs,
         }
     }
@@ -135,6 +157,17 @@ impl Disk {
         let tier_bytes = tier_bytes(folder, actors);
         Self { folder: folder.to_owned(), file_system, free_bytes, tier_bytes, is_direct }
     }
+}
+
+/// The result of work that a drive or a store may hold up; `None` if it takes longer than `patience`. The work goes on then.
+pub(super) fn in_time<T: Send + 'static>(
+    patience: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (done, result) = mpsc::channel();
+    // An error: nobody waits any more.
+    aside(move || _ = done.send(work()));
+    result.recv_timeout(patience).ok()
 }
 
 /// The buffer that a socket gets when QUIC asks for its size. The kernel reports twice the size, for its own bookkeeping.
@@ -252,6 +285,17 @@ const MOST_PACKET_BYTES: u32 = 65_535;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trial_that_hangs_is_not_waited_for() {
+        assert_eq!(in_time(Duration::MAX, || 7), Some(7));
+        let hangs = || {
+            loop {
+                std::thread::park();
+            }
+        };
+        assert_eq!(in_time::<()>(Duration::from_millis(5), hangs), None);
+    }
 
     #[test]
     fn a_path_that_drops_large_packets_without_a_word_is_found_by_a_servers_answers() {

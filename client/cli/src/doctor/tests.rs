@@ -264,6 +264,18 @@ fn faults_of_folders_are_found() {
 }
 
 #[test]
+fn a_drive_that_does_not_answer_is_a_problem() {
+    let mut machine = Machine::sane();
+    machine.probes.patience = Duration::from_secs(20);
+    machine.probes.silent.push(("disk", "the drive of /var/lib/larder".to_owned()));
+    let finding = machine.examine().into_iter().find(|finding| finding.check == "disk").unwrap();
+    assert_eq!(
+        (finding.level, &*finding.found),
+        (Level::Problem, "the drive of /var/lib/larder has not answered for 20 s")
+    );
+}
+
+#[test]
 fn a_disk_tier_has_the_space_that_is_free_and_its_own_and_more_is_found() {
     let level_of = |free_gib: u64, tier_gib: u64| {
         let mut machine = Machine::sane();

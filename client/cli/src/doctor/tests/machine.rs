@@ -182,6 +182,8 @@ fn probes() -> Probes {
         targets: vec![target],
         disk: None,
         object: None,
+        silent: Vec::new(),
+        patience: Duration::MAX,
         node_runs: false,
     }
 }
