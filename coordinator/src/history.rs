@@ -27,7 +27,7 @@ pub(crate) struct Moment {
     used_bytes: u64,
     /// Open sessions.
     sessions: u64,
-    /// Prompt tokens of lookups since the moment before; of a node that was silent meanwhile, one moment's part of them.
+    /// Prompt tokens of lookups since the moment before; of a node or actor that was silent meanwhile, one moment's part of them.
     tokens_asked: u64,
     /// Tokens among them that were found.
     tokens_hit: u64,
@@ -42,14 +42,21 @@ pub(crate) struct History(Arc<Mutex<Kept>>);
 #[derive(Debug, Default)]
 struct Kept {
     moments: VecDeque<Moment>,
-    /// The last counters of each node, by name, and the number of moments since.
-    before: BTreeMap<String, (Counters, u64)>,
+    /// The last answers of each node, by name.
+    before: BTreeMap<String, Before>,
 }
 
-/// Counters of one life of a node.
-#[derive(Debug, Clone, Copy, Default)]
-struct Counters {
+/// The last answers of one life of a node.
+#[derive(Debug, Default)]
+struct Before {
     incarnation: u64,
+    /// The last counters of each actor, by device, and the number of moments since. An actor that is late is missing in an answer.
+    actors: BTreeMap<u16, (Counters, u64)>,
+}
+
+/// Counters of an actor.
+#[derive(Debug, Clone, Copy)]
+struct Counters {
     tokens_asked: u64,
     tokens_hit: u64,
     evictions: u64,
@@ -66,6 +73,7 @@ struct NodeSums {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ActorStatus {
+    device: u16,
     arena_bytes: u64,
     used_bytes: u64,
     sessions: u64,
@@ -119,33 +127,30 @@ impl Kept {
         let mut moment = Moment { unix_ms, ..Moment::default() };
         for one in shown {
             let node = one.said.as_ref().ok().and_then(|json| serde_json::from_slice::<NodeSums>(json).ok());
-            let Some(node) = node else {
+            let before = self.before.entry(one.node.clone()).or_default();
+            before.actors.values_mut().for_each(|(_, moments)| *moments += 1);
+            let Some(NodeSums { incarnation, actors }) = node else {
                 moment.silent += 1;
-                if let Some((_, moments)) = self.before.get_mut(&one.node) {
-                    *moments += 1;
-                }
                 continue;
             };
             moment.nodes += 1;
-            let mut now = Counters { incarnation: node.incarnation, ..Counters::default() };
-            for actor in &node.actors {
+            if before.incarnation != incarnation {
+                *before = Before { incarnation, ..Before::default() };
+            }
+            for actor in actors {
                 moment.arena_bytes += actor.arena_bytes;
                 moment.used_bytes += actor.used_bytes;
                 moment.sessions += actor.sessions;
-                now.tokens_asked += actor.tokens_asked;
-                now.tokens_hit += actor.tokens_hit;
-                now.evictions += actor.evictions;
-            }
-            let before = self.before.insert(one.node.clone(), (now, 1));
-            // A node that is new here or has started again counts from the next moment on. After a silence, the part of one moment
-            // counts.
-            if let Some((before, moments)) =
-                before.filter(|(before, _)| before.incarnation == now.incarnation)
-            {
-                let grown = |now: u64, before: u64| now.saturating_sub(before) / moments;
-                moment.tokens_asked += grown(now.tokens_asked, before.tokens_asked);
-                moment.tokens_hit += grown(now.tokens_hit, before.tokens_hit);
-                moment.evictions += grown(now.evictions, before.evictions);
+                let ActorStatus { device, tokens_asked, tokens_hit, evictions, .. } = actor;
+                let now = Counters { tokens_asked, tokens_hit, evictions };
+                // An actor that is new here or has started again counts from the next moment on. After a silence, the part of one
+                // moment counts.
+                if let Some((before, moments)) = before.actors.insert(device, (now, 0)) {
+                    let grown = |now: u64, before: u64| now.saturating_sub(before) / moments;
+                    moment.tokens_asked += grown(tokens_asked, before.tokens_asked);
+                    moment.tokens_hit += grown(tokens_hit, before.tokens_hit);
+                    moment.evictions += grown(evictions, before.evictions);
+                }
             }
         }
         self.before.retain(|name, _| shown.iter().any(|one| one.node == *name));
@@ -167,13 +172,18 @@ const MOST_MOMENTS: usize = 360;
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn said(node: &str, incarnation: u64, asked: u64, hit: u64) -> Shown {
-        let actor = serde_json::json!({ "arena_bytes": 100, "used_bytes": 40, "sessions": 1,
+        let actor = json!({ "arena_bytes": 100, "used_bytes": 40, "sessions": 1,
             "tokens_asked": asked, "tokens_hit": hit, "evictions": 2 * hit, "more": "than is read" });
-        let status =
-            serde_json::json!({ "incarnation": incarnation, "actors": [actor, { "arena_bytes": 1 }] });
+        said_by(node, incarnation, &[actor, json!({ "device": 1, "arena_bytes": 1 })])
+    }
+
+    fn said_by(node: &str, incarnation: u64, actors: &[Value]) -> Shown {
+        let status = json!({ "incarnation": incarnation, "actors": actors });
         Shown { node: node.into(), said: Ok(status.to_string().into_bytes()) }
     }
 
@@ -199,6 +209,18 @@ mod tests {
         );
         assert_eq!((kept.moments[0].arena_bytes, kept.moments[0].used_bytes), (202, 80));
         assert_eq!(kept.before.len(), 1, "a node that left is forgotten");
+    }
+
+    #[test]
+    fn of_an_actor_that_answered_late_the_part_of_one_moment_counts_and_not_its_whole_life() {
+        let mut kept = Kept::default();
+        let actor = |device: u16, asked: u64| json!({ "device": device, "tokens_asked": asked });
+        kept.note(1, &[said_by("a", 7, &[actor(0, 500), actor(1, 90_000)])]);
+        kept.note(2, &[said_by("a", 7, &[actor(0, 510)])]);
+        kept.note(3, &[said_by("a", 7, &[actor(0, 520), actor(1, 90_008)])]);
+        kept.note(4, &[said_by("a", 7, &[actor(0, 530), actor(1, 90_012), actor(2, 70_000)])]);
+        let asked: Vec<_> = kept.moments.iter().map(|moment| moment.tokens_asked).collect();
+        assert_eq!(asked, [0, 10, 14, 14]);
     }
 
     #[test]

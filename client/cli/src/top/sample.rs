@@ -111,12 +111,13 @@ impl NodeAnswer {
         Self {
             incarnation: status.incarnation,
             counters: Counters {
-                tokens_asked: actors().map(|actor| actor.tokens_asked).sum::<u64>() as f64,
-                tokens_hit: actors().map(|actor| actor.tokens_hit).sum::<u64>() as f64,
+                // Not those of the status, where an actor that is late is missing for a moment.
+                tokens_asked: total("larder_tokens_asked_total", &[]),
+                tokens_hit: total("larder_tokens_hit_total", &[]),
                 requests: total("larder_requests_total", &[]),
                 in_bytes: total("larder_moved_bytes_total", &[("movement", "committed")]),
                 out_bytes: total("larder_moved_bytes_total", &[("movement", "leased")]),
-                evictions: actors().map(|actor| actor.evictions).sum::<u64>() as f64,
+                evictions: total("larder_evicted_chunks_total", &[]),
                 peer_in_bytes: total("larder_peer_received_bytes_total", &[]),
                 peer_out_bytes: total("larder_peer_sent_bytes_total", &[]),
                 disk_in_bytes: total("larder_disk_written_bytes_total", &[]),
@@ -149,7 +150,7 @@ mod tests {
         let actor = |chunks: u64, disk| {
             json!({
                 "device": 0, "chunks": chunks, "used_bytes": 10, "arena_bytes": 100, "sessions": 1, "leases": 2,
-                "tokens_asked": 1000, "tokens_hit": 500, "evictions": 3, "disk": disk, "later": true
+                "disk": disk, "later": true
             })
         };
         let disk = json!({"chunks": 7, "waiting_bytes": 5, "shed": 0});
@@ -157,7 +158,8 @@ mod tests {
             "name": "a", "ready": true, "uptime_seconds": 4.5, "object": {"url": "s3://b/p"}, "actors": [actor(1, json!(null)), actor(2, disk)]
         });
         let metrics = "larder_moved_bytes_total{movement=\"leased\"} 40\nlarder_disk_read_bytes_total{device=\"1\"} 9\n\
-                       larder_object_read_bytes_total 8\n";
+                       larder_object_read_bytes_total 8\nlarder_tokens_hit_total{tier=\"host\"} 1000\n\
+                       larder_evicted_chunks_total{device=\"0\"} 2\nlarder_evicted_chunks_total{device=\"1\"} 4\n";
         let said = NodeAnswer::of(&serde_json::from_value(status).unwrap(), metrics);
         assert_eq!((said.gauges.host_chunks, said.gauges.disk_chunks), (3, Some(7)));
         assert_eq!((said.counters.tokens_hit, said.counters.out_bytes), (1000.0, 40.0));
