@@ -95,7 +95,7 @@ impl DirectoryActor {
         if came.is_none() {
             let (table, own) = (Arc::clone(&self.view.table), self.view.own);
             self.view = View::default();
-            self.shard = Shard::new(self.limits.max_rows);
+            self.shard = self.shard.begin_again();
             self.outbox = self.outbox.begin_again();
             self.cache = Cache::default();
             // If this table panics again, the directory waits for the next table.

@@ -79,6 +79,12 @@ impl Shard {
         }
     }
 
+    /// An empty shard that counts on.
+    #[must_use]
+    pub fn begin_again(&self) -> Self {
+        Self { counts: self.counts, ..Self::new(self.max_rows) }
+    }
+
     /// Takes a new table: the rows of partitions that have left, and of holders that have left or have started again,
     /// are gone.
     pub fn new_table(&mut self, table: &Arc<Table>, own: NodeNumber) {

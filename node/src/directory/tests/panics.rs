@@ -68,7 +68,7 @@ fn a_directory_that_panics_begins_again_and_has_everybody_tell_everything_again(
             (Nobody.start().recipient(), (SilentPeers::default(), ConnectedPeers::default()));
         let clock = Clock::start();
         let directory =
-            DirectoryActor::new(peers, known, begins, limits, metrics, clock, watch.clone()).start();
+            DirectoryActor::new(peers, known, begins, limits, metrics.clone(), clock, watch.clone()).start();
         let table = table_of_one_home(1, &[(1, 10), (2, 20)]);
         directory.send(NewTable { table, own: NodeNumber(1) }).await.unwrap();
         let page = || {
@@ -84,6 +84,7 @@ fn a_directory_that_panics_begins_again_and_has_everybody_tell_everything_again(
         };
         let gained = Changed { device: 0, changes: changes(ChangeKind::Gained, 0..2) };
         directory.send(gained).await.unwrap();
+        assert_eq!(directory.send(batch(6, 1, &[])).await.unwrap(), [Announced::StartAnew]);
         assert_eq!(directory.send(batch(7, 0, &[3])).await.unwrap(), [Announced::Known(0)]);
         while rows(&directory).await != [1, 2] {
             tokio::task::yield_now().await;
@@ -106,6 +107,10 @@ fn a_directory_that_panics_begins_again_and_has_everybody_tell_everything_again(
         assert_eq!(directory.send(batch(8, 0, &[3])).await.unwrap(), [Announced::Known(0)]);
         directory.send(page()).await.unwrap();
         while rows(&directory).await != [1, 2] {
+            tokio::task::yield_now().await;
+        }
+        let restarts = || metrics.shard.with_label_values(&["restart"]).get();
+        while restarts() != 2 {
             tokio::task::yield_now().await;
         }
     });
