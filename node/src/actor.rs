@@ -33,6 +33,7 @@ pub use self::messages::{Answer, Ask, Client, Errand, ReplyTo, ask};
 use self::perform::Pending;
 pub use self::seen::{ActorReport, Holdings, SessionSeen};
 
+use crate::clock::now_us;
 use crate::device_lane::{DeviceLane, DevicePlace};
 use crate::disk::namespaces::KnownNamespace;
 use crate::disk::{Gone, Why};
@@ -113,6 +114,7 @@ impl GpuActor {
         let mut core = Core::new(store, sources, device_limits, tenants);
         // No extent is in use before its memory is there.
         core.wait_for_memory();
+        core.count_from(now_us());
         if let Some(peers) = peers {
             core.is_at(peers.node.clone());
         }

@@ -15,7 +15,7 @@ use tokio::sync::oneshot::Receiver;
 use tokio::time::{sleep, timeout};
 
 use crate::actor::{Errand, GpuActor, ask};
-use crate::clock::Clock;
+use crate::clock::{Clock, now_us};
 use crate::disk::drive::DriveWatch;
 use crate::disk::{DiskPurge, PurgedSegment, Refused};
 use crate::object::ObjectTier;
@@ -62,7 +62,8 @@ impl Purge {
 impl Purges {
     /// Starts without a purge. No purge works before [`Purges::begin`].
     pub(crate) fn new(clock: Clock, audit: Audit) -> Self {
-        let last = Purge { has_ended: true, ..Purge::default() };
+        let report = PurgeReport { purge: now_us(), is_over: true, ..PurgeReport::default() };
+        let last = Purge { report, has_ended: true, ..Purge::default() };
         Self(Arc::new(NodePurges { clock, audit, parts: OnceLock::new(), last: Mutex::new(last) }))
     }
 
@@ -105,7 +106,7 @@ impl Purges {
             let is_open = last.is_open(self.0.clock.elapsed());
             // A purge whose admin ended it early goes on. One that is over stays open until its admin has heard of all nodes: a
             // command that only counts does not end it.
-            if last.report.purge > 0 && (!last.report.is_over || is_open && mode == PurgeMode::Count) {
+            if !last.report.is_over || is_open && mode == PurgeMode::Count {
                 return Err("a purge is under way: try again when it is over".to_owned());
             }
             let purge = last.report.purge + 1;
@@ -130,7 +131,7 @@ impl Purges {
     fn heard_of(&self, purge: u64) -> Result<Purge, String> {
         let mut last = self.last();
         if last.report.purge != purge {
-            return Err("another purge began meanwhile".to_owned());
+            return Err("another purge began meanwhile, or the node started again".to_owned());
         }
         last.heard = self.0.clock.elapsed();
         Ok(last.clone())
@@ -517,6 +518,19 @@ mod tests {
         assert!(start(PurgeMode::Count).unwrap_err().contains("try again when it is over"));
         command(PurgeCommand::End(purge)).unwrap();
         assert_eq!(start(PurgeMode::Count).map(|count| count.purge), Ok(purge + 1));
+    }
+
+    #[actix::test]
+    async fn a_command_about_a_purge_from_before_a_restart_meets_no_later_purge() {
+        let watch = Watch::in_test();
+        let start = || PurgeCommand::Start(PurgeScope::Tenant("chat".to_owned()), PurgeMode::Count);
+        let lives = [(); 2].map(|()| Purges::new(Clock::start(), Audit::default()));
+        lives.iter().for_each(|purges| purges.begin(&[], None));
+        let [before, now] =
+            lives.each_ref().map(|purges| purges.command(&watch, "me", start()).unwrap().purge);
+        assert!(before < now, "{before} {now}");
+        let refused = lives[1].command(&watch, "me", PurgeCommand::End(before)).unwrap_err();
+        assert!(refused.contains("or the node started again"), "{refused}");
     }
 
     #[tokio::test]

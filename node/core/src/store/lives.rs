@@ -52,6 +52,12 @@ impl Store {
         self.seclusion.extents = (0..self.limits.extents).map(|extent| (extent, HashSet::new())).collect();
     }
 
+    /// Counts leases, reservations, pins and orders from a number on, so that a number of an earlier life names none of them. Only
+    /// for an empty store.
+    pub fn count_from(&mut self, first: u64) {
+        self.last_number = first;
+    }
+
     /// Extents that are out of use, without those that already wait for new memory.
     pub fn secluded(&self) -> Vec<u32> {
         let Seclusion { extents, renewing, .. } = &self.seclusion;

@@ -167,6 +167,18 @@ fn block(hash: &ChunkHash) -> Vec<u8> {
 }
 
 #[test]
+fn a_node_that_starts_again_gives_no_pin_the_number_of_an_earlier_one() {
+    let pinned = [(); 2].map(|()| {
+        let node = Node::start("");
+        let engine = node.engine(0);
+        engine.put(&prompt(b'a', 2));
+        let chain = engine.namespace.chain(prompt(b'a', 2));
+        engine.session.pin(&engine.namespace, &chain, Duration::from_secs(60)).wait().unwrap().pin
+    });
+    assert!(pinned[0] > 0 && pinned[0] < pinned[1] && pinned[1] < 1 << 53, "{pinned:?}");
+}
+
+#[test]
 fn a_panic_ends_the_sessions_of_one_actor_and_the_node_goes_on() {
     let node = Node::start("");
     let (first, other) = (node.engine(0), node.engine(1));
