@@ -43,6 +43,8 @@ pub struct DeviceLane {
     closing: Vec<SessionId>,
     /// Cancelled orders that the thread has not heard of.
     cancelling: Vec<OrderNumber>,
+    /// Whether the device has refused memory for the device tier. Set before the end of the copy that needed it is reported.
+    has_no_tier: Arc<AtomicBool>,
     /// Why the device cannot be used. Set before the loss is reported.
     lost: Arc<Mutex<Option<DeviceError>>>,
     sweeps: Arc<Sweeps>,
@@ -86,6 +88,7 @@ impl DeviceLane {
             words: HashMap::new(),
             closing: Vec::new(),
             cancelling: Vec::new(),
+            has_no_tier: Arc::default(),
             lost: Arc::default(),
             sweeps: Arc::default(),
             has_old_extents: false,
@@ -124,9 +127,14 @@ impl DeviceLane {
         then: Option<EndWord>,
         make: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<Order, DeviceError> + Send + 'static,
     ) -> Result<(), Busy> {
-        let regions = Arc::clone(&self.regions);
+        let (regions, has_no_tier) = (Arc::clone(&self.regions), Arc::clone(&self.has_no_tier));
         let thread = self.thread.as_ref().ok_or(Busy)?;
-        thread.submit_made(number, then, move |device| make(device, &mut lock(&regions)))
+        thread.submit_made(number, then, move |device| {
+            let mut regions = lock(&regions);
+            let made = make(device, &mut regions);
+            has_no_tier.fetch_or(regions.has_no_pool(), Ordering::Release);
+            made
+        })
     }
 
     /// Gives up an order that has not begun, or that waits for its word.
@@ -244,5 +252,59 @@ impl DeviceLane {
             drop(reports.send(report));
         };
         DeviceThread::start(&format!("larder-device-{}", self.place.device), self.orders, open, hear)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_core::{DeviceEvent, DeviceFailure};
+    use larder_device::host::{HostControl, HostDevice};
+
+    use super::*;
+
+    /// Has the device make an order of nothing, and returns the failure of the order.
+    async fn failure(
+        lane: &mut DeviceLane,
+        reports: &mut mpsc::UnboundedReceiver<DeviceReport>,
+        make: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<Order, DeviceError> + Send + 'static,
+    ) -> DeviceFailure {
+        lane.submit(OrderNumber(1), None, make).unwrap();
+        loop {
+            let report = reports.recv().await.unwrap();
+            if let DeviceEvent::Ended { result, .. } = lane.event_of(report) {
+                return result.unwrap_err();
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn only_a_gpu_without_memory_for_the_tier_has_no_tier() {
+        let open = |_| Ok(Box::new(HostDevice::new(1, HostControl::default())) as Box<dyn Device>);
+        let (devices, cpus) = (Devices::stand_in(open), CpuSet::default());
+        let (mut lane, mut reports) = DeviceLane::new(DevicePlace { devices, device: 0, pci: None, cpus }, 8);
+        for _ in 0..2 {
+            lane.call(|_, _| Ok(())).unwrap().await.unwrap().unwrap();
+            let other = failure(&mut lane, &mut reports, |_, _| Err(DeviceError::Unknown)).await;
+            assert_eq!(other, DeviceFailure::Refused, "such as a cancelled copy");
+            let too_much = |device: &mut dyn Device, regions: &mut Regions| {
+                Err(regions.pool(device, 1 << 62).unwrap_err())
+            };
+            assert_eq!(failure(&mut lane, &mut reports, too_much).await, DeviceFailure::NoTier);
+            // The GPU is lost while a copy waits for it.
+            lane.submit(OrderNumber(2), None, |_, _| Err(DeviceError::Lost("a fault".into()))).unwrap();
+            lane.submit(OrderNumber(3), None, |_, _| unreachable!()).unwrap();
+            let mut ends = Vec::new();
+            while ends.len() < 2 {
+                let report = reports.recv().await.unwrap();
+                if let DeviceEvent::Ended { result, .. } = lane.event_of(report) {
+                    ends.push(result.unwrap_err());
+                }
+            }
+            assert_eq!(ends, [DeviceFailure::Lost, DeviceFailure::Refused]);
+            while lane.thread.is_some() {
+                let report = reports.recv().await.unwrap();
+                lane.event_of(report);
+            }
+        }
     }
 }

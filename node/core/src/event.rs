@@ -143,6 +143,8 @@ pub enum PurgeStep {
 pub enum DeviceFailure {
     /// The copy was refused before anything was begun.
     Refused,
+    /// The copy was refused, since the device gives no memory for the device tier.
+    NoTier,
     /// The copy has failed and ended: the contents of its targets are unknown.
     Failed,
     /// The device failed during the copy, and may touch the copy's memory until the device is gone.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use larder_core::store::Place as HostPlace;
 use larder_core::{
@@ -63,6 +64,7 @@ impl DeviceLane {
             // The place is free for another order.
             DeviceReport::Done { number, result, place: _ } => {
                 let failure = |error| match error {
+                    CopyError::Refused if self.has_no_tier.load(Ordering::Acquire) => DeviceFailure::NoTier,
                     CopyError::Refused => DeviceFailure::Refused,
                     CopyError::Lost => DeviceFailure::Lost,
                     _ => DeviceFailure::Failed,
@@ -70,6 +72,8 @@ impl DeviceLane {
                 DeviceEvent::Ended { number: of(number), result: result.map_err(failure) }
             }
             DeviceReport::Lost(error) => {
+                // Copies that still wait for the lost device end as refused too.
+                self.has_no_tier.store(false, Ordering::Release);
                 if matches!(error, DeviceError::Absent(_)) {
                     self.gone();
                 }

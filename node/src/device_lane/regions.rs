@@ -64,6 +64,11 @@ impl Regions {
         pool.clone()
     }
 
+    /// Whether the GPU refused the device tier's memory.
+    pub(crate) fn has_no_pool(&self) -> bool {
+        matches!(self.pool, Some(Err(_)))
+    }
+
     /// Makes a session's tensors known to the device, all of their regions or none.
     pub(crate) fn register(
         &mut self,

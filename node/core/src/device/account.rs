@@ -313,7 +313,7 @@ impl<H> Account<H> {
 
 fn end_of(failure: DeviceFailure) -> CopyEnd {
     match failure {
-        DeviceFailure::Refused => CopyEnd::Refused,
+        DeviceFailure::Refused | DeviceFailure::NoTier => CopyEnd::Refused,
         DeviceFailure::Failed => CopyEnd::Failed,
         DeviceFailure::Lost => CopyEnd::Lost,
     }

@@ -47,7 +47,7 @@ impl Core {
     fn device_copied(&mut self, number: DeviceCopyNumber, result: Result<(), DeviceFailure>) {
         let Some(Ended { held, is_whole }) = self.device.account.ended(number, result) else { return };
         if !is_whole {
-            if result == Err(DeviceFailure::Refused) && matches!(held.what, HeldBy::Promotion(..)) {
+            if result == Err(DeviceFailure::NoTier) {
                 self.device.tier.refused();
             }
             self.count(Counted::ByDevice(DeviceCopyEnd::Failed, 0));

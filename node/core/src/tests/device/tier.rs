@@ -85,17 +85,18 @@ fn a_promotion_that_does_not_come_about_leaves_nothing_and_the_next_load_tries_a
     let number = w.device_order().number;
     w.took(number, false);
     assert_eq!((w.spans("a", &[]), w.by_device()), (vec![span(0, 1, Tier::Host)], 0));
-    for late in [false, true] {
+    let (failed, refused) = (Err(DeviceFailure::Failed), Err(DeviceFailure::Refused));
+    for (is_late, end) in [(false, failed), (false, refused), (true, refused), (true, Ok(()))] {
         w.loaded("a");
         let copy = w.copy(1);
         w.copied(copy, 1);
         let (number, _) = w.promoting();
-        if late {
+        if is_late {
             w.pass(Duration::from_millis(100));
             w.is_cancelled(number);
             assert_eq!(w.quarantined(), BLOCK);
         }
-        w.device_ended(number, if late { Ok(()) } else { Err(DeviceFailure::Failed) });
+        w.device_ended(number, end);
         assert_eq!(w.spans("a", &[]), [span(0, 1, Tier::Host)]);
         assert_eq!((w.quarantined(), w.by_device()), (0, 0));
     }
@@ -113,7 +114,7 @@ fn a_gpu_that_refuses_the_tier_is_not_asked_again_before_it_is_lost() {
     let copy = w.copy(1);
     w.copied(copy, 1);
     let (number, _) = w.promoting();
-    w.device_ended(number, Err(DeviceFailure::Refused));
+    w.device_ended(number, Err(DeviceFailure::NoTier));
     w.loaded("a");
     assert!(w.is_idle(), "nothing is wanted");
     w.tell(Event::Device(DeviceEvent::Lost));
