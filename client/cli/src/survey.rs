@@ -115,6 +115,12 @@ impl Surveyed {
         }
     }
 
+    /// Says which actors of a node that answers do not; `None` if all do.
+    pub(crate) fn silent_actors(&self) -> Option<String> {
+        let (_, status) = self.said.as_ref().ok()?;
+        silent_actors(status).map(|silent| format!("{}: {silent}", self.name))
+    }
+
     /// The node's JSON as sent; for a silent node, `name`, `http` and `error`.
     pub(crate) fn json(&self) -> Value {
         match &self.said {
@@ -164,6 +170,14 @@ impl Surveyed {
             }
         }
     }
+}
+
+/// Says which actors of a node do not answer; `None` if all do. The node's lists lack what these actors have.
+pub(crate) fn silent_actors(status: &NodeStatus) -> Option<String> {
+    let devices = status.hardware.iter().flat_map(|hardware| &hardware.devices).map(|part| part.device);
+    let silent = devices.filter(|&device| status.actors.iter().all(|actor| actor.device != device));
+    let silent: Vec<String> = silent.map(|device| device.to_string()).collect();
+    (!silent.is_empty()).then(|| format!("no answer from the actor of device {}", silent.join(", ")))
 }
 
 impl Survey {

@@ -47,7 +47,7 @@ Outcomes of chunks:
                    a node, a connection or a tier did not deliver: see `larder status` and the troubleshooting page
   refused          the request was refused: the answer says why
 
-Exit status: 1 if no node knows the request, or a node does not answer or is lost (`larder forget`);
+Exit status: 1 if no node knows the request, or a node or one of its actors does not answer, or a node is lost (`larder forget`);
 2 after wrong arguments.")]
 pub(crate) struct Args {
     /// The engine's id of a request, or a trace id
@@ -395,7 +395,10 @@ fn ask_all<A, T>(
             Err(error) => Err(format!("{} does not answer: {error}", node.name)),
         };
         match answer {
-            Ok(list) => answers.came.extend(list.into_iter().map(|one| make(&node.name, one))),
+            Ok(list) => {
+                answers.came.extend(list.into_iter().map(|one| make(&node.name, one)));
+                answers.silent.extend(node.silent_actors());
+            }
             Err(error) => answers.silent.push(error),
         }
     }

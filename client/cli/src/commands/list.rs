@@ -23,7 +23,7 @@ Examples:
 
 JSON is one array: the entries that each node serves at /pins, /sessions, /tenants or /namespaces, each with its `node`.
 
-Exit status: 0 if every node answers; 1 if a node does not, or is lost (`larder forget`); 2 after wrong arguments.")]
+Exit status: 0 if every node answers; 1 if a node or one of its actors does not, or a node is lost (`larder forget`); 2 after wrong arguments.")]
 pub(crate) struct Args {
     /// The list to show
     #[arg(value_enum)]
@@ -53,7 +53,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (mut rows, mut silent) = (Vec::new(), survey.lost());
     for node in &survey.nodes {
         match args.what.ask(node) {
-            Ok(listed) => rows.extend(listed.into_iter().map(|row| (node.name.as_str(), row))),
+            Ok(listed) => {
+                rows.extend(listed.into_iter().map(|row| (node.name.as_str(), row)));
+                silent.extend(node.silent_actors());
+            }
             Err(error) => silent.push(format!("{} does not answer: {error}", node.name)),
         }
     }
