@@ -12,23 +12,24 @@ use tokio::time::timeout;
 #[rtype(result = "()")]
 pub struct Tell(pub Event);
 
-/// Tells each of these actors its event, all at once. Returns whether all have heard it: an actor that hangs is waited for a
-/// moment only, and hears it later.
-pub(crate) async fn tell_each<'a, A>(told: impl IntoIterator<Item = (&'a Addr<A>, Event)>) -> bool
+/// Tells each of these actors its event, all at once. Returns the places of those that have not heard it: an actor that hangs is
+/// waited for a moment only, and hears it later.
+pub(crate) async fn tell_each<'a, A>(told: impl IntoIterator<Item = (&'a A, Event)>) -> Vec<usize>
 where
-    A: Actor<Context = Context<A>> + Handler<Tell>,
+    A: Clone + Into<Recipient<Tell>> + 'a,
 {
     let told = told.into_iter().map(|(actor, event)| {
         // An actor passes over a message whose sender is gone, so the sender waits beside.
-        let told = actor.send(Tell(event));
+        let told = actor.clone().into().send(Tell(event));
         // An error: the actor is stopping.
-        actix_rt::spawn(async { _ = told.await })
+        timeout(HANGS_AFTER, actix_rt::spawn(async { _ = told.await }))
     });
-    let has_heard = timeout(HANGS_AFTER, join_all(told)).await.is_ok();
-    if !has_heard {
-        tracing::error!("an actor does not answer: it hears of a change when it does");
+    let heard = join_all(told).await.into_iter().enumerate();
+    let silent: Vec<usize> = heard.filter(|(_, heard)| heard.is_err()).map(|(place, _)| place).collect();
+    if !silent.is_empty() {
+        tracing::error!(?silent, "an actor does not answer: it hears of a change when it does");
     }
-    has_heard
+    silent
 }
 
 /// The silence after which an actor counts as hanging: others go on without it. No step of an actor takes that long.
@@ -65,7 +66,7 @@ mod tests {
         tokio::time::pause();
         let events: [fn() -> Event; 2] = [|| Event::Tick, || Event::Alarm];
         for event in events {
-            assert!(!tell_each([(&hangs, event()), (&other, event())]).await);
+            assert!(tell_each([(&hangs, event()), (&other, event())]).await.contains(&0));
         }
         tokio::time::resume();
         let late = std::thread::spawn(move || late.into_iter().take(2).collect::<Vec<_>>());

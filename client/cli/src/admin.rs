@@ -139,12 +139,17 @@ impl AdminLink {
             send.finish()?;
             anyhow::Ok(read_message(&mut receive).await?)
         };
-        match timeout(PATIENCE, answer).await.map_err(|_| late(&self.peer))?? {
+        match timeout(ANSWER_PATIENCE, answer).await.with_context(|| self.late())?? {
             Some(PeerResponse::Refused(why)) => bail!("the node refuses: {why}"),
             Some(PeerResponse::Busy(_)) => bail!("the node has too much to do: try again"),
             Some(answer) => Ok(answer),
             None => bail!("the node sent no answer"),
         }
+    }
+
+    fn late(&self) -> String {
+        let seconds = ANSWER_PATIENCE.as_secs();
+        format!("{} is connected, and did not answer within {seconds} s: see `larder status`", self.peer)
     }
 
     /// Whether the node has closed the connection, as a node does that ends in order.
@@ -235,7 +240,10 @@ fn late(peer: &str) -> anyhow::Error {
     )
 }
 
-/// The time in which a node must answer.
+/// The time in which a connected node must answer: it waits five seconds for an actor that hangs.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(8);
+
+/// The time in which a node must be connected, or a coordinator must answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

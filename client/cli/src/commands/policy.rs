@@ -7,6 +7,7 @@ use futures_util::{StreamExt as _, stream};
 use larder_coordinator::NodeStatus;
 use larder_core::store::policy::PolicyName;
 use larder_net::quic::Credentials;
+use larder_node::Status;
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use serde::Serialize;
 
@@ -15,6 +16,7 @@ use crate::cluster::{ask_coordinator, ask_member, chosen_members, lost_nodes, re
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::FAILED;
 use crate::listing::{Cell, FormatArgs, Listing, column};
+use crate::survey::silent_actors;
 use crate::together::{ASKED_AT_ONCE, together};
 use crate::values;
 
@@ -30,10 +32,10 @@ Examples:
   larder policy sieve                Set `sieve` on all nodes of this cluster
   larder policy lru --member node-0 --coordinator 10.0.0.10:7600 \\
       --ca ca.pem --certificate me.pem --key me.key
-  larder policy --json               One object with `nodes`: `name`, and `policies` by device or `error`
+  larder policy --json               One object with `nodes`: `name`, `policies` by device, and `error` if there is one
 
 `larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
-Exit status: 1 if a node refuses, does not answer or is lost, or if the coordinator knows no nodes.")]
+Exit status: 1 if a node refuses, a node or one of its actors does not answer, a node is lost, or if the coordinator knows no nodes.")]
 pub(crate) struct Args {
     /// The policy to set
     #[arg(value_name = "POLICY", value_parser = values::policy())]
@@ -62,8 +64,8 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct NodeReport {
     name: String,
-    /// The policy of each device.
-    policies: Vec<String>,
+    /// The policy of each device; `None` if its actor does not answer.
+    policies: Vec<Option<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
@@ -124,12 +126,19 @@ impl NodeReport {
 
     fn of(member: &NodeStatus, error: Option<String>) -> Self {
         let ask = || ask_member(member).map_err(|silent| format!("{silent:#}"));
-        let (actors, error) = match error.map_or_else(ask, Err) {
-            Ok((_, status)) => (status.actors, None),
-            Err(error) => (Vec::new(), Some(error)),
-        };
-        let policies = actors.into_iter().map(|actor| actor.policy).collect();
-        Self { name: member.name.clone(), policies, error }
+        match error.map_or_else(ask, Err) {
+            Ok((_, status)) => Self::told(&member.name, &status),
+            Err(error) => Self { name: member.name.clone(), policies: Vec::new(), error: Some(error) },
+        }
+    }
+
+    fn told(name: &str, status: &Status) -> Self {
+        let mut policies = Vec::new();
+        for actor in &status.actors {
+            policies.resize(actor.device.into(), None);
+            policies.push(Some(actor.policy.clone()));
+        }
+        Self { name: name.to_owned(), policies, error: silent_actors(status) }
     }
 }
 
@@ -137,7 +146,9 @@ impl Report {
     fn list(&self) -> Listing {
         let mut list = Listing::new(&["node", "device", "policy", "what goes first"].map(column));
         for NodeReport { name, policies, error } in &self.nodes {
-            for (device, policy) in policies.iter().enumerate() {
+            let known =
+                policies.iter().enumerate().filter_map(|(device, policy)| Some((device, policy.as_ref()?)));
+            for (device, policy) in known {
                 let about = policy.parse().map_or("", PolicyName::about);
                 let device = Cell::Count(device as u64);
                 list.add([name.as_str().into(), device, policy.as_str().into(), about.into()]);
@@ -165,6 +176,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_silent_actor_is_named_and_lends_no_other_its_number() {
+        let part = |device| {
+            json!({"device": device, "cpus": "0", "huge_bytes": 0, "transparent_huge_bytes": 0, "ordinary_bytes": 0,
+                "bytes_on_numa_nodes": {}, "misplaced_bytes": 0, "placement_source": "unknown"})
+        };
+        let status = json!({"name": "node-0", "ready": false, "uptime_seconds": 1.0,
+            "actors": [{"device": 1, "policy": "lru"}],
+            "hardware": {"devices": [part(0), part(1), part(2)], "mismatches": []}});
+        let node = NodeReport::told("node-0", &serde_json::from_value(status).unwrap());
+        assert_eq!(node.policies, [None, Some("lru".to_owned())]);
+        assert!(
+            node.error.as_deref().is_some_and(|error| error.ends_with("device 0, 2")),
+            "{:?}",
+            node.error
+        );
+        let listed = Report { nodes: vec![node] }.list().text(crate::listing::Format::Tsv);
+        assert!(listed.contains("node-0\t1\tlru"), "{listed}");
+    }
 
     #[test]
     fn nodes_are_asked_at_the_same_time_and_not_after_a_failure() {

@@ -10,14 +10,14 @@ use larder_protocol::session::Pinned;
 
 use super::{Server, busy};
 use crate::exchange::PinForAdmin;
-use crate::tell::Tell;
+use crate::tell::{Tell, tell_each};
 
 impl Server {
     /// Carries out an admin's request.
     pub(super) async fn answer_admin(&self, peer: &Identity, request: PeerRequest) -> PeerResponse {
         match request {
             PeerRequest::SetPolicy(name) => {
-                let response = self.set_policy(&name).await;
+                let response = set_policy(&self.services.tell, &name).await;
                 self.note(peer, "set_policy", &name, &response);
                 response
             }
@@ -71,20 +71,21 @@ impl Server {
         };
         self.services.audit.note(&format!("admin {}", admin.name), action, what, outcome);
     }
+}
 
-    /// Tells every actor the policy. If an actor was too busy, the admin may ask again.
-    async fn set_policy(&self, name: &str) -> PeerResponse {
-        let Ok(policy) = name.parse() else {
-            return PeerResponse::Refused(format!("there is no policy `{name}`"));
-        };
-        for actor in &self.services.tell {
-            if actor.send(Tell(Event::PolicyIs(policy))).await.is_err() {
-                return busy();
-            }
-        }
-        tracing::info!(%policy, "an admin has set the eviction policy");
-        PeerResponse::Done
+/// Tells every actor the policy, by device. One that hangs keeps it from no other.
+async fn set_policy(actors: &[Recipient<Tell>], name: &str) -> PeerResponse {
+    let Ok(policy) = name.parse() else {
+        return PeerResponse::Refused(format!("there is no policy `{name}`"));
+    };
+    let silent = tell_each(actors.iter().map(|actor| (actor, Event::PolicyIs(policy)))).await;
+    tracing::info!(%policy, ?silent, "an admin has set the eviction policy");
+    if silent.is_empty() {
+        return PeerResponse::Done;
     }
+    PeerResponse::Refused(format!(
+        "the actors of devices {silent:?} do not answer: they hear of it when they do"
+    ))
 }
 
 /// Has the actors that have a prompt's first chunks keep them, or ends a pin. If one actor refuses, no actor keeps them.
@@ -126,7 +127,8 @@ async fn pin(actors: &[Recipient<PinForAdmin>], command: PinCommand) -> PeerResp
 
 #[cfg(test)]
 mod tests {
-    use actix::{Actor, Context, Handler};
+    use actix::{Actor, Context, Handler, ResponseFuture};
+    use larder_core::store::policy::PolicyName;
     use larder_protocol::Fingerprint;
     use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
@@ -152,6 +154,39 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Hands on the policies that it hears, or hangs.
+    struct Hears(Option<UnboundedSender<PolicyName>>);
+
+    impl Actor for Hears {
+        type Context = Context<Self>;
+    }
+
+    impl Handler<Tell> for Hears {
+        type Result = ResponseFuture<()>;
+
+        fn handle(&mut self, Tell(event): Tell, _: &mut Self::Context) -> Self::Result {
+            match (&self.0, event) {
+                (Some(hears), Event::PolicyIs(policy)) => hears.send(policy).unwrap(),
+                _ => return Box::pin(std::future::pending()),
+            }
+            Box::pin(std::future::ready(()))
+        }
+    }
+
+    #[test]
+    fn an_actor_that_hangs_keeps_a_policy_from_no_other_and_the_admin_hears_of_it() {
+        actix::System::new().block_on(async {
+            tokio::time::pause();
+            let (hears, mut heard) = unbounded_channel();
+            let actors = [None, Some(hears.clone()), Some(hears)];
+            let actors = actors.map(|actor| Hears(actor).start().recipient());
+            let answer = set_policy(&actors, "sieve").await;
+            assert!(matches!(answer, PeerResponse::Refused(why) if why.contains("devices [0]")));
+            assert_eq!([heard.try_recv(), heard.try_recv()], [Ok(PolicyName::Sieve); 2]);
+            assert_eq!(set_policy(&actors[1..], "sieve").await, PeerResponse::Done);
+        });
     }
 
     #[test]
