@@ -55,6 +55,7 @@ async fn renew_from<R: Future<Output = Result<Pem, CredentialsError>>>(
         tokio::time::sleep(every).await;
         let pem = match read().await {
             Ok(pem) if is(&pem, in_use) => {
+                refused = None;
                 files_in_use = Some(pem);
                 continue;
             }
@@ -75,7 +76,10 @@ async fn renew_from<R: Future<Output = Result<Pem, CredentialsError>>>(
                 }
                 better
             }
-            None => pem,
+            None => {
+                refused = None;
+                pem
+            }
         };
         let [ca, certificate, key] = &pem;
         match Credentials::from_pem(ca, certificate, key) {
@@ -189,5 +193,36 @@ mod tests {
         let read = || std::future::ready(files.read());
         timeout(hour * 49, renew_from(read, &files, credentials, hour, |_| {}, expires)).await.unwrap_err();
         assert_eq!(judged.get(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bad_files_that_come_again_after_good_ones_are_warned_of_again() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let log = tracing_subscriber::fmt().with_writer(file.reopen().unwrap()).finish();
+        let _logs = tracing::subscriber::set_default(log);
+        let folder = tempfile::tempdir().unwrap();
+        let [ca, certificate, key] = ["ca.pem", "n.pem", "n.key"].map(|name| folder.path().join(name));
+        let files = CredentialFiles { ca, certificate, key };
+        let (authority, own) = Authority::create(Validity::days(9)).unwrap();
+        let issue = |validity| {
+            let issued = authority.issue(&Identity::new(Role::Node, "n"), validity).unwrap();
+            std::fs::write(&files.ca, &own.certificate_pem).unwrap();
+            std::fs::write(&files.certificate, issued.certificate_pem).unwrap();
+            std::fs::write(&files.key, issued.key_pem).unwrap();
+            files.read().unwrap()
+        };
+        let now = SystemTime::now();
+        let day = Duration::from_secs(SECONDS_OF_A_DAY);
+        let bad = issue(Validity { not_before: now - 2 * day, not_after: now - day });
+        let [new, old] = [(); 2].map(|()| issue(Validity::days(9)));
+        let found = [&bad, &bad, &old, &bad, &bad, &new, &bad, &bad].map(Clone::clone);
+        let count = found.len() as u32;
+        let next = Cell::new(0);
+        let read = || std::future::ready(Ok(found[next.replace(next.get() + 1)].clone()));
+        let credentials = Credentials::load(&files).unwrap();
+        let renewed = renew_from(read, &files, credentials, day, |_| {}, |_| {});
+        timeout(day * count + day / 2, renewed).await.unwrap_err();
+        let lines = std::fs::read_to_string(file.path()).unwrap();
+        assert_eq!(lines.matches("others would refuse the new certificate").count(), 3, "{lines}");
     }
 }
