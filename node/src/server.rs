@@ -177,11 +177,7 @@ async fn start_and_serve(
     reloading.abort();
     drop(listening);
     publishing.into_iter().for_each(|publishing| publishing.abort());
-    if let Some(cluster) = cluster
-        && timeout(THREADS_END_WITHIN, cluster.leave()).await.is_err()
-    {
-        tracing::error!("the thread between nodes hangs: it ends with the process");
-    }
+    leave(cluster).await;
     state.stopping.send_replace(true);
     wait_for_sessions(&sessions).await;
     if ended.is_none() {
@@ -294,6 +290,15 @@ async fn actor_ended(actors: &[SessionActor]) -> u16 {
         if let Some((device, _)) = ended {
             return device;
         }
+    }
+}
+
+/// Leaves the cluster. A thread that hangs ends with the process.
+async fn leave(cluster: Option<Cluster>) {
+    if let Some(cluster) = cluster
+        && timeout(THREADS_END_WITHIN, cluster.leave()).await.is_err()
+    {
+        tracing::error!("the thread between nodes hangs: it ends with the process");
     }
 }
 
