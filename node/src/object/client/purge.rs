@@ -163,7 +163,8 @@ impl Client {
         self.purge_tree(in_tree, tree, progress, troubles).await;
     }
 
-    /// Deletes the last chunks of prompts first. An object that is left keeps those that lead to it, so a repeated purge finds it.
+    /// Deletes the last chunks of prompts first. An object that is left keeps those that lead to it, so a repeated purge finds it. The
+    /// first chunks go in any case: without them nothing of what is left is found by lookups.
     async fn purge_tree(&self, objects: Vec<Path>, tree: &Tree, progress: &dyn Fn(u64), troubles: &Troubles) {
         let place = |at: &Path| tree.get(&hash_of(at)?);
         let depth = |at: &Path| place(at).map_or(0, |&(depth, _)| depth);
@@ -171,7 +172,7 @@ impl Client {
         objects.sort_unstable_by(|one, other| other.cmp(one));
         let mut kept: HashSet<ChunkHash> = HashSet::new();
         for level in objects.chunk_by(|(one, _), (other, _)| one == other) {
-            let is_kept = |at: &Path| hash_of(at).is_some_and(|hash| kept.contains(&hash));
+            let is_kept = |at: &Path| depth(at) > 0 && hash_of(at).is_some_and(|hash| kept.contains(&hash));
             let (mut left, go): (Vec<Path>, Vec<Path>) =
                 level.iter().map(|(_, at)| at.clone()).partition(is_kept);
             left.iter().for_each(|_| troubles.note_kept());
