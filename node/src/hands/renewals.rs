@@ -129,7 +129,7 @@ mod tests {
     const NOW: Duration = Duration::from_secs(9);
 
     fn copy_pool(threads: usize) -> CopyPool {
-        let limits = CopyLimits { threads, cpus: pinned_to().unwrap(), queue_orders: 4 };
+        let limits = CopyLimits { threads, cpus: pinned_to().unwrap(), queue_orders: 4 * threads };
         CopyPool::start("larder-copy", &limits).unwrap()
     }
 
