@@ -510,6 +510,7 @@ mod tests {
                 assert!(last < Some(events.numbers["kv@topic"] - 1), "a number that was used");
                 (0..7).for_each(|_| events.clear("kv@topic", 1));
                 last = Some(events.numbers["kv@topic"] - 1);
+                tokio::time::sleep(Duration::from_millis(1)).await;
                 assert!(
                     i64::try_from(last.unwrap()).is_ok(),
                     "the negative numbers of requests mean something else"

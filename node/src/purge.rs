@@ -524,7 +524,11 @@ mod tests {
     async fn a_command_about_a_purge_from_before_a_restart_meets_no_later_purge() {
         let watch = Watch::in_test();
         let start = || PurgeCommand::Start(PurgeScope::Tenant("chat".to_owned()), PurgeMode::Count);
-        let lives = [(); 2].map(|()| Purges::new(Clock::start(), Audit::default()));
+        let lives = [(); 2].map(|()| {
+            // A node does not start twice in a microsecond.
+            std::thread::sleep(Duration::from_millis(1));
+            Purges::new(Clock::start(), Audit::default())
+        });
         lives.iter().for_each(|purges| purges.begin(&[], None));
         let [before, now] =
             lives.each_ref().map(|purges| purges.command(&watch, "me", start()).unwrap().purge);
