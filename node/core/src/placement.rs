@@ -103,7 +103,7 @@ pub fn may_be_forwarded(reads: u32) -> bool {
 }
 
 /// Whether an only copy that is evicted is worth its transfer to a node whose next victim is worth `there`: that node must keep
-/// it [`FORWARD_GAIN_HALVES`] halves as long as this node did.
+/// it half as long again as this node did.
 pub fn pays_to_forward(chunk: Worth, there: Worth) -> bool {
     chunk > Worth::NOTHING && there.0.saturating_mul(FORWARD_GAIN_HALVES) <= chunk.0.saturating_mul(2)
 }
