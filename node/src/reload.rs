@@ -7,6 +7,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use actix::Addr;
 use larder_core::Event;
@@ -16,6 +17,7 @@ use larder_net::in_one_line;
 use larder_net::reload::{ReloadTimes, differences, note};
 use larder_protocol::reload::Reloaded;
 use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::time::timeout;
 
 use crate::actor::GpuActor;
 use crate::config::{Config, TenantConfig};
@@ -139,7 +141,9 @@ impl Reloads {
         let reloadable =
             self.0.reloadable.as_ref().ok_or("the node was started without a configuration file")?;
         let parts = self.0.parts.get().ok_or("the node is starting: try again")?;
-        let _turn = self.0.turn.lock().await;
+        let turn = timeout(TURN_WITHIN, self.0.turn.lock()).await;
+        let _turn = turn
+            .map_err(|_| "an earlier reload has not ended: the drive of the configuration file may hang")?;
         let (file, host) = (reloadable.file.clone(), reloadable.host.clone());
         // The file's drive or server may hang.
         let (new, names_tenants) = blocking(move || read(&file, &host)).await?;
@@ -270,6 +274,9 @@ fn with_changes(running: &Config, new: &Config) -> Config {
     }
     merged
 }
+
+/// How long a reload waits for an earlier one: less than an admin waits for the answer.
+const TURN_WITHIN: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests;

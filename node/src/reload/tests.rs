@@ -104,4 +104,11 @@ async fn the_file_is_read_on_another_thread_since_its_drive_may_hang() {
     });
     let error = reloads.reload("me").await.unwrap_err();
     assert!(error.contains("comm") && !error.contains(own.trim()), "{own} has read: {error}");
+
+    tokio::time::pause();
+    let hangs = reloads.0.turn.lock().await;
+    let error = reloads.reload("me").await.unwrap_err();
+    assert!(error.contains("an earlier reload has not ended"), "{error}");
+    drop(hangs);
+    assert!(reloads.reload("me").await.unwrap_err().contains("comm"));
 }
