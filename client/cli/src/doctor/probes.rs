@@ -5,7 +5,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use larder_net::blocking::aside;
@@ -160,6 +160,9 @@ impl Disk {
 }
 
 /// The result of work that a drive or a store may hold up; `None` if it takes longer than `patience`. The work goes on then.
+///
+/// # Panics
+/// Panics if the work does.
 pub(super) fn in_time<T: Send + 'static>(
     patience: Duration,
     work: impl FnOnce() -> T + Send + 'static,
@@ -167,7 +170,11 @@ pub(super) fn in_time<T: Send + 'static>(
     let (done, result) = mpsc::channel();
     // An error: nobody waits any more.
     aside(move || _ = done.send(work()));
-    result.recv_timeout(patience).ok()
+    match result.recv_timeout(patience) {
+        Ok(found) => Some(found),
+        Err(RecvTimeoutError::Timeout) => None,
+        Err(RecvTimeoutError::Disconnected) => panic!("a trial of the host has panicked"),
+    }
 }
 
 /// The buffer that a socket gets when QUIC asks for its size. The kernel reports twice the size, for its own bookkeeping.
@@ -295,6 +302,12 @@ mod tests {
             }
         };
         assert_eq!(in_time::<()>(Duration::from_millis(5), hangs), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "a trial of the host has panicked")]
+    fn a_trial_that_panics_is_not_taken_for_one_that_hangs() {
+        in_time(Duration::MAX, || panic!("a fault"));
     }
 
     #[test]
