@@ -197,10 +197,13 @@ impl Store {
         self.sessions.open(tenant, process, window_bytes)
     }
 
-    /// Registers a namespace for a session, with the session's slices and its own block size of each pool.
+    /// Registers a namespace for a session, with the session's slices and its own block size of each pool. The same registration
+    /// again changes nothing.
     ///
     /// # Errors
-    /// [`Refused`] if the namespace is invalid, disagrees with the block sizes, or does not fit this node.
+    /// [`Refused`] if the namespace is invalid, disagrees with the block sizes, or does not fit this node; or if the session
+    /// registered it with other slices, since both handles would have the same number, and their blocks would be taken for each
+    /// other.
     pub fn register(
         &mut self,
         session: SessionId,
@@ -243,7 +246,11 @@ impl Store {
         let number = number.ok_or(too_many)?;
         let fingerprint = self.namespaces.get(number).fingerprint;
         let namespaces = &mut self.session_mut(session)?.namespaces;
-        let is_new = !namespaces.contains_key(&number);
+        let before = namespaces.get(&number);
+        if let Some(before) = before.filter(|before| before[..] != *slices) {
+            return Err(Refused::OtherSlices { registered: before.to_vec(), slices: slices.to_vec() });
+        }
+        let is_new = before.is_none();
         if is_new && registered >= MAX_SESSION_NAMESPACES {
             return Err(Refused::TooManySessionNamespaces);
         }

@@ -25,7 +25,8 @@ impl Session {
     /// Cancel safe: the node may know the namespace nevertheless.
     ///
     /// # Errors
-    /// `Refused` if the namespace is impossible or the sizes disagree; the general errors of [`SessionError`].
+    /// `Refused` if the namespace is impossible, the sizes disagree, or this session registered the namespace with other slices;
+    /// the general errors of [`SessionError`].
     pub fn register(&self, spec: &NamespaceSpec, slices: &[u16], block_bytes: &[u64]) -> Call<Namespace> {
         let asked =
             Register { spec: spec.clone(), slices: slices.to_vec(), block_bytes: block_bytes.to_vec() };

@@ -52,6 +52,16 @@ pub enum Refused {
         /// Slices of the namespace.
         of: u16,
     },
+    /// A second registration of a namespace in a session, with other slices.
+    #[error(
+        "this session registered the namespace with slices {registered:?}, not {slices:?}: name all slices at once, or open a session for each"
+    )]
+    OtherSlices {
+        /// The slices of the first registration.
+        registered: Vec<u16>,
+        /// Slices found.
+        slices: Vec<u16>,
+    },
     /// More namespaces than a session may have.
     #[error("the session has {MAX_SESSION_NAMESPACES} namespaces, the most: open another session for more")]
     TooManySessionNamespaces,
@@ -261,6 +271,7 @@ impl From<Refused> for Response {
             | Refused::BlockSize { .. }
             | Refused::BlockSizes { .. }
             | Refused::Slices { .. }
+            | Refused::OtherSlices { .. }
             | Refused::Pools { .. }
             | Refused::TooManySessionNamespaces
             | Refused::TooManyNamespaces { .. } => RefusalCode::Namespace,

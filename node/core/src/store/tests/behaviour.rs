@@ -473,6 +473,20 @@ fn no_tenant_can_leave_another_without_pins_or_namespaces() {
 }
 
 #[test]
+fn a_session_registers_a_namespace_with_one_list_of_slices() {
+    let mut f = Fixture::new(limits(8, 8));
+    let session = f.store.open_session(TenantId(0), ProcessId(7), 0);
+    let spec = NamespaceSpec { slices: 2, tensor_parallel: 2, layout: "two".into(), ..spec() };
+    let mut register = |slices: &[u16]| f.store.register(session, "a", &spec, slices, &[BLOCK]);
+    let first = register(&[0, 1]).unwrap();
+    for slices in [&[0][..], &[1], &[1, 0]] {
+        let refused = Refused::OtherSlices { registered: vec![0, 1], slices: slices.to_vec() };
+        assert_eq!(register(slices), Err(refused));
+    }
+    assert_eq!(register(&[0, 1]), Ok(first), "the same again");
+}
+
+#[test]
 fn a_reservation_of_which_its_session_was_not_told_counts_no_more() {
     let mut f = Fixture::new(StoreLimits { max_reserved_bytes: 2 * BLOCK, ..limits(8, 8) });
     for _ in 0..3 {
