@@ -22,8 +22,8 @@ pub(crate) const MOST_FORGOTTEN: usize = 16_384;
 pub(crate) struct Namespaces {
     known: Vec<Namespace>,
     numbers: HashMap<Fingerprint, NamespaceId>,
-    /// The namespaces whose numbers others have now, at most [`MOST_FORGOTTEN`], with the names of their tenants: disk and object store
-    /// may still have their chunks.
+    /// The namespaces without a number, at most [`MOST_FORGOTTEN`], with the names of their tenants: others have their numbers now,
+    /// or their tenants left. Disk and object store may still have their chunks.
     forgotten: HashSet<(String, Fingerprint)>,
     /// The names of the tenants that had more.
     lost_track_of: HashSet<String>,
@@ -187,15 +187,19 @@ impl Namespaces {
         };
         let number = NamespaceId(position as u16);
         self.numbers.insert(fingerprint, number);
+        self.forgotten.remove(&(tenant_name.to_owned(), fingerprint));
         Some(number)
     }
 
-    /// Notes that a tenant left: nobody finds its namespaces.
+    /// Notes that a tenant left: nobody finds its namespaces, but a purge covers them if the tenant comes back.
     pub(crate) fn leave(&mut self, tenant: TenantId) {
+        let mut left = Vec::new();
         for known in self.known.iter_mut().filter(|known| known.tenant == tenant && !known.is_gone) {
             known.is_gone = true;
             self.numbers.remove(&known.fingerprint);
+            left.push(known.facts.clone());
         }
+        left.into_iter().for_each(|facts| self.forgot(facts));
     }
 
     fn forgot(&mut self, NamespaceFacts { tenant, fingerprint, .. }: NamespaceFacts) {

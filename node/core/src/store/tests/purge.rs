@@ -341,3 +341,18 @@ fn a_purge_of_a_tenant_names_namespaces_whose_numbers_others_have_now() {
         |tenant: &str| f.store.purged_keys(&PurgeScope::Tenant(tenant.to_owned())).lack_namespaces();
     assert_eq!(["a", "b"].map(lack_namespaces), [true, false], "another tenant's are all known");
 }
+
+#[test]
+fn a_purge_of_a_tenant_that_left_and_came_back_names_its_earlier_namespaces() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("ab");
+    let fingerprint = spec().fingerprint("a");
+    f.store.tenants_are(&[0, u64::MAX], &[]);
+    f.store.tenants_are(&[0, u64::MAX, u64::MAX], &["a"]);
+    let named =
+        |f: &Fixture| f.store.purged_keys(&PurgeScope::Tenant("a".to_owned())).has_namespace(&fingerprint);
+    assert!(named(&f), "objects of the namespace may be left");
+    let session = f.store.open_session(TenantId(2), ProcessId(9), 1 << 20);
+    f.store.register(session, "a", &spec(), &[0], &[BLOCK]).unwrap();
+    assert!(named(&f), "by its new number");
+}
