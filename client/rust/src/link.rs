@@ -239,7 +239,7 @@ impl Link {
         if sent { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
     }
 
-    /// Whether the session goes on, as far as is known. Where nobody receives, looks at the socket.
+    /// Whether the session goes on, as far as is known. Looks at the socket, unless a thread receives.
     pub(crate) fn is_open(self: &Arc<Self>) -> bool {
         self.receive_what_is_here();
         lock(&self.state).open

@@ -7,6 +7,7 @@ use std::sync::{Arc, TryLockError, Weak};
 
 use tokio::io::Interest;
 use tokio::net::UnixStream;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::round_trip::RoundTrip;
@@ -38,8 +39,16 @@ impl Link {
 
     /// Starts the session's task on the current runtime, unless the session has one. The task ends when the last handle of the
     /// session shuts the socket down.
+    ///
+    /// # Panics
+    /// Panics outside of a runtime, if the session has no task.
     fn start_task(self: &Arc<Self>) -> Result<(), SessionError> {
-        if self.has_task.load(Ordering::Acquire) || self.has_task.swap(true, Ordering::AcqRel) {
+        if self.has_task.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // A panic must leave the session without a task.
+        let runtime = Handle::current();
+        if self.has_task.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         let socket = self.socket.try_clone().and_then(|socket| {
@@ -52,7 +61,7 @@ impl Link {
         })?;
         let (free, unsent) = (Arc::clone(&self.reader_is_free), Arc::clone(&self.unsent));
         let link = Arc::downgrade(self);
-        tokio::spawn(async move {
+        runtime.spawn(async move {
             let link = CloseAtEnd(link);
             tokio::select! {
                 () = receive(&socket, &link.0, &free) => {}

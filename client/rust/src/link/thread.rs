@@ -68,11 +68,9 @@ impl Link {
         }
     }
 
-    /// Delivers the answers that have come, and notices the session's end, unless a task or another thread receives.
+    /// Delivers the answers that have come, and notices the session's end, unless another thread receives. The session's task may
+    /// be on a runtime that nobody drives at the moment, so this does not rely on the task.
     pub(super) fn receive_what_is_here(self: &Arc<Self>) {
-        if self.has_task.load(Ordering::Acquire) {
-            return;
-        }
         let Ok(mut reader) = self.reader.try_lock() else { return };
         loop {
             match reader.receive_now(self.socket.as_fd()) {

@@ -30,6 +30,17 @@ async fn a_node_that_closes_mid_request_closes_every_request() {
 }
 
 #[test]
+fn a_session_whose_runtime_nobody_drives_notices_that_its_node_is_gone() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (socket, node) = node(|mut node| node.open(0));
+    let session = runtime.block_on(async { Session::open(socket, options()).await }).unwrap();
+    runtime.block_on(async { session.register(&spec(), &SLICES, &BLOCK_BYTES).await }).unwrap();
+    node.join().unwrap();
+    assert!(!session.is_open());
+    assert!(matches!(session.unpin(1).wait(), Err(SessionError::Closed { .. })));
+}
+
+#[test]
 fn a_node_that_closes_mid_request_closes_a_threads_request() {
     let (socket, node) = node(|mut node| {
         node.open(0);
