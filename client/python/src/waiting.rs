@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use larder_client::SessionError;
 use pyo3::IntoPyObjectExt as _;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, spawn_blocking};
@@ -90,7 +91,7 @@ pub(crate) fn wait<T: Send>(
 /// A future of the running event loop. Cancelling it drops the request; grants in a late answer are given back.
 ///
 /// # Errors
-/// `RuntimeError` if no event loop runs on this thread.
+/// `RuntimeError` if no event loop runs on this thread, or the interpreter ends.
 pub(crate) fn awaitable<'py, T>(
     py: Python<'py>,
     runtime: &Handle,
@@ -99,6 +100,11 @@ pub(crate) fn awaitable<'py, T>(
 where
     T: for<'a> IntoPyObject<'a> + Send + 'static,
 {
+    if Visit::begin().is_none() {
+        return Err(PyRuntimeError::new_err(
+            "the interpreter ends, so nothing would settle this future: use a Session in exit handlers",
+        ));
+    }
     let event_loop = py.import("asyncio")?.call_method0("get_running_loop")?;
     let promise = event_loop.call_method0("create_future")?;
     let (to_loop, to_promise) = (event_loop.unbind(), promise.clone().unbind());

@@ -100,6 +100,25 @@ def test_an_interpreter_may_end_while_requests_are_answered(cluster):
         subprocess.run([sys.executable, "-c", program, cluster.sockets[0]], check=True, timeout=60)
 
 
+def test_an_exit_handler_gets_an_error_instead_of_a_future_that_nothing_settles(cluster):
+    program = """if True:
+        import asyncio, atexit, sys
+        def at_exit():
+            async def run():
+                await larder_kv.AsyncSession.connect(sys.argv[1])
+            try:
+                asyncio.run(run())
+            except RuntimeError as error:
+                print(error)
+        atexit.register(at_exit)
+        # Its own exit handler comes before the earlier one.
+        import larder_kv
+    """
+    command = [sys.executable, "-c", program, cluster.sockets[0]]
+    ended = subprocess.run(command, check=True, timeout=60, stdout=subprocess.PIPE, text=True)
+    assert "the interpreter ends" in ended.stdout
+
+
 def test_a_request_that_is_cancelled_before_the_loop_sees_its_answer_leaves_no_pin(cluster):
     async def run():
         session = await larder_kv.AsyncSession.connect(cluster.sockets[0], window_bytes=1 << 20)
