@@ -595,11 +595,16 @@ impl Membership {
         self.last_tick = now;
     }
 
-    /// Notes whether this process itself stood still. Then it could hear nobody, and the silence does not count.
+    /// Notes whether this process itself stood still. Then it could hear nobody: neither the silence counts, nor the time since
+    /// members said that they do not reach another.
     fn wake(&mut self, now: Millis) {
         let stalled = now.saturating_sub(self.last_tick);
         if stalled > STALL_MS {
-            self.members.values_mut().for_each(|known| known.heard = (known.heard + stalled).min(now));
+            let shift = |time: &mut Millis| *time = (*time + stalled).min(now);
+            for known in self.members.values_mut() {
+                shift(&mut known.heard);
+                known.unanswered.values_mut().for_each(shift);
+            }
             self.last_tick = now;
         }
     }

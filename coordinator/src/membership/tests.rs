@@ -658,6 +658,20 @@ fn a_node_that_is_heard_here_but_that_most_others_do_not_reach_is_home_to_nothin
 }
 
 #[test]
+fn the_time_in_which_a_coordinator_stood_still_does_not_count_against_a_node_that_was_not_reached_for_a_moment()
+ {
+    let (mut membership, numbers) = cluster(3);
+    let lost = numbers[2];
+    membership.tick(10);
+    for &number in &numbers[..2] {
+        membership.heartbeat(number, 1, &Heartbeat { silent: vec![lost], ..beat() }, 100);
+    }
+    membership.tick(200);
+    assert!(membership.tick(60_000).is_none());
+    assert!(membership.table().homes.contains(&lost));
+}
+
+#[test]
 fn nodes_that_share_no_chunks_have_no_say_in_who_is_reached() {
     let (mut membership, numbers) = cluster(3);
     let lost = numbers[2];
