@@ -145,7 +145,7 @@ impl Fetching<'_> {
         loop {
             let turn = place.turn(&mut changes).await;
             let Turn { class, waited, until } = turn;
-            peers.metrics().waited(&link.name, class, waited);
+            peers.metrics().waited(peers.metrics_name(link), class, waited);
             peers.metrics().took(Stage::Turn, waited);
             let Some(until) = until else {
                 let unreachable = || Arrival::Failed(FetchFailure::Unreachable);
@@ -224,7 +224,7 @@ impl Fetching<'_> {
         if let Arrival::Here { pools, .. } = &arrival {
             let came = chunk.blocks.iter().filter(|to| pools.has(to.key.pool.into()));
             bytes = came.map(|to| to.bytes).sum();
-            peers.metrics().received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
+            peers.metrics().received_bytes.with_label_values(&[peers.metrics_name(link)]).inc_by(bytes);
         }
         if arrival == Arrival::Damaged {
             let (device, fingerprint, hashes) = (order.holder.device, order.fingerprint, vec![chunk.hash]);

@@ -260,7 +260,7 @@ async fn receive_one(
             let sum = receive_piece(receive, place, &layers).await?;
             let is_right =
                 place.is_none_or(|to| layers_checksum(&to.key, &(offset..offset + bytes), sum) == checksum);
-            peers.metrics().received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
+            peers.metrics().received_bytes.with_label_values(&[peers.metrics_name(link)]).inc_by(bytes);
             tracing::debug!(order = order.ordered.order.0, number = message, chunk = %to.hash, block, offset, bytes, "layers came");
             match is_right {
                 _ if has_ended => None,

@@ -240,6 +240,11 @@ impl Peers {
         self.0.mover.common.says(fault)
     }
 
+    /// The name of a link's node in metrics.
+    pub(super) fn metrics_name<'a>(&self, link: &'a Link) -> &'a str {
+        self.0.mover.common.metrics_name(&link.name)
+    }
+
     /// The rooms of this node and of the others, and how much they serve.
     pub(super) fn rooms(&self) -> &Rooms {
         &self.0.mover.common.rooms
@@ -255,10 +260,11 @@ impl Peers {
         let names: HashSet<&str> = table.members.iter().map(|member| &*member.name).collect();
         let gone = |was: &&Member| !names.contains(&*was.name);
         let metrics = self.metrics();
+        // First, so that nothing counts under a name that is forgotten.
+        self.0.mover.common.set_table(&table);
         self.table().members.iter().filter(gone).for_each(|member| metrics.forget(&member.name));
         let others = table.members.iter().filter(|member| member.number != own);
         others.for_each(|member| metrics.know(&member.name));
-        self.0.mover.common.set_table(&table);
         self.decide(|exchange, _| exchange.set_table(table, own));
         self.place_connections();
     }
