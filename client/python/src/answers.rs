@@ -14,7 +14,7 @@ pub(crate) struct Span {
     start: u32,
     /// Position after the last.
     end: u32,
-    /// The tier of these chunks: "host", "disk", "peer" or "object".
+    /// The tier of these chunks: "device", "host", "disk", "peer" or "object".
     tier: &'static str,
 }
 

@@ -121,7 +121,7 @@ impl Asking {
             "peer" => Ok(Tier::Peer),
             "object" => Ok(Tier::Object),
             _ => Err(PyValueError::new_err(format!(
-                "a tier is \"host\", \"disk\", \"peer\" or \"object\", not {tier:?}"
+                "a tier is \"device\", \"host\", \"disk\", \"peer\" or \"object\", not {tier:?}"
             ))),
         });
         Ok(LookupOptions {

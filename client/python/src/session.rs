@@ -77,7 +77,8 @@ sessions! {
     /// Registers a namespace: `spec` is a `NamespaceSpec`, `slices` are those that this session reads and writes (slice 0 if not
     /// given).
     ///
-    /// Raises `ValueError` if the namespace is impossible, `RefusedError` if the node refuses it.
+    /// Raises `ValueError` if the namespace is impossible, `RefusedError` if the node refuses it, or if this session registered it
+    /// with other slices.
     #[pyo3(signature = (spec: "NamespaceSpec", *, slices: "Sequence[int] | None" = None) -> "Namespace")]
     fn register(&self, spec: SpecFields, slices: Option<Vec<u16>>) -> Namespace {
         let (spec, block_bytes) = spec.resolve()?;
@@ -89,7 +90,7 @@ sessions! {
     ///
     /// `prompt_tokens`: tokens of the whole prompt; the answer leaves at least one of them to compute. `skip_read`: the caller
     /// cannot use a hit, so the lookup is counted apart. `preempted`: the request had been preempted. `tiers`: the tiers to look
-    /// in ("host", "disk", "peer", "object"; all if empty). `pin_seconds`: pin the found chunks for this time.
+    /// in ("device", "host", "disk", "peer", "object"; all if empty). `pin_seconds`: pin the found chunks for this time.
     /// `prefill_tokens_per_second`: how fast the engine computes; the node counts the seconds of prefill that a hit saves.
     #[pyo3(signature = (namespace: "Namespace", chain: "Chain", *, prompt_tokens: "int | None" = None, skip_read: "bool" = false,
         preempted: "bool" = false, tiers: "Sequence[_Tier]" = vec![], pin_seconds: "float | None" = None,

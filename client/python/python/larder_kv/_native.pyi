@@ -350,13 +350,14 @@ class Session:
         """Registers a namespace: `spec` is a `NamespaceSpec`, `slices` are those that this session reads and writes (slice 0 if not
         given).
 
-        Raises `ValueError` if the namespace is impossible, `RefusedError` if the node refuses it."""
+        Raises `ValueError` if the namespace is impossible, `RefusedError` if the node refuses it, or if this session registered it
+        with other slices."""
     def lookup(self, namespace: Namespace, chain: Chain, *, prompt_tokens: int | None = None, skip_read: bool = False, preempted: bool = False, tiers: Sequence[_Tier] = (), pin_seconds: float | None = None, prefill_tokens_per_second: float | None = None) -> Found:
         """Asks how much of a prompt is in the cache. Nothing found is a result with 0 tokens.
 
         `prompt_tokens`: tokens of the whole prompt; the answer leaves at least one of them to compute. `skip_read`: the caller
         cannot use a hit, so the lookup is counted apart. `preempted`: the request had been preempted. `tiers`: the tiers to look
-        in ("host", "disk", "peer", "object"; all if empty). `pin_seconds`: pin the found chunks for this time.
+        in ("device", "host", "disk", "peer", "object"; all if empty). `pin_seconds`: pin the found chunks for this time.
         `prefill_tokens_per_second`: how fast the engine computes; the node counts the seconds of prefill that a hit saves."""
     def lookup_and_prefetch(self, namespace: Namespace, chain: Chain, *, prompt_tokens: int | None = None, skip_read: bool = False, preempted: bool = False, tiers: Sequence[_Tier] = (), pin_seconds: float | None = None, prefill_tokens_per_second: float | None = None, request: str | None = None) -> Ticket:
         """Asks how much of a prompt can be served. Meanwhile the node brings these chunks into its memory, from disk and other
